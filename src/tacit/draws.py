@@ -1,0 +1,183 @@
+"""Counter-based randomness: the same bits everywhere.
+
+Every public random number of the project is a pure function of five integers,
+
+    bits(seed, purpose, party, step, index)
+
+computed by Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+There is no generator state to save, share or advance: the order in which parties run, whether they run as one cohort or
+one by one, on CPU or GPU, resumed or not, cannot change a draw.
+
+The 128-bit counter of a block is laid out as
+
+    word 0   block number, low 32 bits          (block = index // 4; the lane within the block is index % 4)
+    word 1   block number, high 32 bits
+    word 2   step
+    word 3   purpose (high 12 bits) | party (low 20 bits)
+
+and the 64-bit key is the seed. This layout is a promise: changing it changes every seeded result.
+
+These bits are *public*: whoever knows the seed knows them all. Noise that protects data must come from a secret source.
+
+The code runs unchanged on NumPy arrays and PyTorch tensors. Both hold the 32-bit words in int64, where the product of
+two words wraps modulo 2**64, and shifting right and masking then gives the exact high and low words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""A NumPy array or a PyTorch tensor of int64."""
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+MAX_PARTY = 1 << 20
+MAX_STEP = 1 << 32
+MAX_HIGH = 1 << 32
+CACHED = 1 << 13
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Two purposes never share a counter. Never renumber; only add."""
+
+    TEST = 0
+    PARTITION = 1
+    SPLIT = 2
+    DATASET = 3
+    MARK = 4
+
+
+def philox(counter: tuple[Array, Array, Array, Array], key: tuple[int, int]) -> tuple[Array, Array, Array, Array]:
+    """Philox4x32-10 of a 4-word counter under a 2-word key. Words are int64 in [0, 2**32) and broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((second >> 32) & MASK) ^ c1 ^ k0,
+            second & MASK,
+            ((first >> 32) & MASK) ^ c3 ^ k1,
+            first & MASK,
+        )
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> tuple[Array, Array, Array, Array]:
+    """The four 32-bit words of each `block`; `party` and `step` broadcast against it."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"a seed is an integer from 0 to 2**64 - 1, not {seed}")
+    zero = block * 0
+    counter = (block & MASK, (block >> 32) & MASK, zero + step, zero + party | int(purpose) << 20)
+    return philox(counter, (seed & MASK, seed >> 32))
+
+
+def bits(seed: int, purpose: int, party: Array, step: Array, index: Array) -> Array:
+    """The 32-bit word at each `index` (int64 in [0, 2**32)); `party`, `step` and `index` broadcast.
+
+    Pass torch tensors to draw on their device, NumPy arrays or integers otherwise.
+    """
+    index = _words(index)
+    words = blocks(seed, purpose, _words(party), _words(step), index >> 2)
+    # Choosing by arithmetic keeps one code path for both libraries: exactly one factor is 1.
+    return sum(word * (index & 3 == lane) for lane, word in enumerate(words))
+
+
+def _words(value: Array) -> Array:
+    """`value` as int64 array or tensor; arrays, so that NumPy wraps products silently as torch does."""
+    if hasattr(value, "is_floating_point"):
+        return value.long()
+    return np.asarray(value, np.int64).reshape(np.shape(value) or (1,))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The draws of one purpose, party and step, as the shapes a caller wants.
+
+    Each method reads the stream from its beginning, so equal calls give equal results; use `at` for another step.
+    Integers, uniforms and permutations are the same bits on NumPy and PyTorch. Normals go through `log` and `cos`,
+    whose last digit may differ between libraries.
+
+    >>> Stream(seed=7, purpose=Purpose.TEST).integers(4, high=100).tolist()
+    [95, 11, 40, 17]
+    """
+
+    seed: int
+    purpose: Purpose
+    party: int = 0
+    step: int = 0
+    device: str | None = None
+    """A torch device ("cpu", "cuda"): draw tensors there. None: draw NumPy arrays."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.party < MAX_PARTY:
+            raise ValueError(f"party must be in [0, {MAX_PARTY}), not {self.party}")
+        if not 0 <= self.step < MAX_STEP:
+            raise ValueError(f"step must be in [0, {MAX_STEP}), not {self.step}")
+
+    def at(self, *, party: int | None = None, step: int | None = None) -> Stream:
+        """The same purpose at another party or step."""
+        party = self.party if party is None else party
+        return replace(self, party=party, step=self.step if step is None else step)
+
+    def words(self, count: int) -> Array:
+        """The first `count` 32-bit words, as int64: a quarter of the work of `bits`, which may be asked for any index."""
+        total = -(-count // 4)
+        if self.device is None:
+            out = np.empty((total, 4), np.int64)
+            for first in range(0, total, CACHED):  # pieces that stay in the processor's cache: three times as fast
+                piece = np.arange(first, min(first + CACHED, total), dtype=np.int64)
+                for lane, word in enumerate(self._blocks(piece)):
+                    out[first : first + CACHED, lane] = word
+            return out.reshape(-1)[:count]
+        import torch
+
+        block = torch.arange(total, dtype=torch.int64, device=self.device)
+        return torch.stack(self._blocks(block), 1).reshape(-1)[:count]
+
+    def _blocks(self, block: Array) -> tuple[Array, Array, Array, Array]:
+        return blocks(self.seed, self.purpose, self.party, self.step, block)
+
+    def pairs(self, count: int) -> tuple[Array, Array]:
+        """The first `count` 64-bit words as their (high, low) 32-bit halves."""
+        words = self.words(2 * count)
+        return words[0::2], words[1::2]
+
+    def integers(self, count: int, high: int) -> Array:
+        """`count` integers uniform over [0, high): the high word of (64 random bits) x high, bias below high / 2**64."""
+        if not 0 < high <= MAX_HIGH:
+            raise ValueError(f"high must be in [1, 2**32], not {high}")
+        upper, lower = self.pairs(count)
+        # Sums below 2**64 may wrap in int64; the shift and mask recover their high word exactly.
+        return ((upper * high + (((lower * high) >> 32) & MASK)) >> 32) & MASK
+
+    def uniform(self, count: int) -> Array:
+        """`count` float64 uniform over [0, 1), each a multiple of 2**-53."""
+        upper, lower = self.pairs(count)
+        return ((upper >> 5) * (1 << 26) + (lower >> 6)) * 2.0**-53
+
+    def normal(self, count: int) -> Array:
+        """`count` standard normal float64 (Box and Muller 1958)."""
+        half = -(-count // 2)
+        u = self.uniform(2 * half)
+        if self.device is None:
+            log, sqrt, cos, sin, concatenate = np.log1p, np.sqrt, np.cos, np.sin, np.concatenate
+        else:
+            import torch
+
+            log, sqrt, cos, sin, concatenate = torch.log1p, torch.sqrt, torch.cos, torch.sin, torch.cat
+        radius, angle = sqrt(-2.0 * log(-u[:half])), (2.0 * np.pi) * u[half:]
+        return concatenate([radius * cos(angle), radius * sin(angle)])[:count]
+
+    def permutation(self, count: int) -> Array:
+        """A uniformly random order of range(count): positions sorted by a 63-bit key, ties by position."""
+        upper, lower = self.pairs(count)
+        keys = (upper << 31) | (lower >> 1)
+        return keys.argsort(kind="stable") if self.device is None else keys.argsort(stable=True)

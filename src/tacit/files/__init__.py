@@ -1,0 +1,225 @@
+"""Graphs in from any file, and out again.
+
+A path is a file (all its triples are training triples), a folder with train, valid and test files in any of the
+formats, a folder of OpenKE id files, or a folder that `write_graph` wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tacit.errors import BadInput
+from tacit.files.delimited import read_delimited
+from tacit.files.encoder import unite
+from tacit.files.lines import bare_name
+from tacit.files.openke import find_openke, read_openke
+from tacit.files.records import FileReading, RawFile, Reading
+from tacit.files.rdf import LINE_FORMATS, TREE_FORMATS, n_triples, read_rdf, readable
+from tacit.folders import new_folder, read_json, write_json
+from tacit.graph import NO_GROUP, SPLITS, Graph, Split, SplitName, Vocab, assemble
+
+__all__ = ["FileReading", "Reading", "read_graph", "write_graph"]
+
+LOG = logging.getLogger(__name__)
+SCHEMA = "tacit.graph/1"
+MANIFEST = "graph.json"
+SEPARATORS = {".tsv": "\t", ".txt": "\t", ".csv": ","}
+FORMATS = {*SEPARATORS, *LINE_FORMATS, *TREE_FORMATS}
+SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "dev": "valid", "test": "test"}
+PARTY_FILE = re.compile(r"(?P<party>.+)[-_.](?P<split>train|valid|test)")
+
+BadRows = Literal["refuse", "skip"]
+
+
+def read_graph(
+    path: str | PathLike[str],
+    *,
+    columns: Sequence[str | int] | None = None,
+    separator: str | None = None,
+    bad_rows: BadRows = "refuse",
+) -> Graph:
+    """Read a graph from a file or a folder.
+
+    Parameters
+    ----------
+    path
+        .tsv, .txt, .csv, .nt, .nq, .ttl, .trig, .rdf, .xml, .owl, each also with .gz, .xz, .bz2, .zst behind; or a folder.
+    columns
+        For tables: head, relation, tail and optionally confidential and group, by name in the first row or by position
+        from 1. Default: the first row's names if it has these, else the only three columns.
+    separator
+        For tables: what stands between columns. Default: a tab, or a comma in .csv.
+    bad_rows
+        "refuse": one bad row and nothing is read. "skip": bad rows are left out, and counted in `graph.reading`.
+
+    Raises
+    ------
+    BadInput
+        With file, line, what was found and what was expected.
+    """
+    if bad_rows not in ("refuse", "skip"):
+        raise ValueError(f"bad_rows is 'refuse' or 'skip', not {bad_rows!r}")
+    path = Path(path)
+    if not path.exists():
+        raise BadInput(f"{path}: no such file or folder.")
+    if path.is_file():
+        files: dict[SplitName, Path] = {"train": path}
+    elif (path / MANIFEST).is_file():
+        return _read_own(path)
+    elif openke := find_openke(path):
+        raws, entities, relations = read_openke(openke)
+        return _join(raws, bad_rows, entities, relations)
+    else:
+        files = split_files(path)
+    return read_splits(files, columns=columns, separator=separator, bad_rows=bad_rows)
+
+
+def read_splits(
+    files: dict[SplitName, Path],
+    *,
+    columns: Sequence[str | int] | None = None,
+    separator: str | None = None,
+    bad_rows: BadRows = "refuse",
+) -> Graph:
+    """Read a graph whose splits stand in the given files."""
+    raws = []
+    for split, file in files.items():
+        suffix = Path(bare_name(file)).suffix
+        if suffix not in FORMATS:
+            raise BadInput(f"{file}: found a file of unknown format; expected one of {', '.join(sorted(FORMATS))}, also compressed.")
+        if suffix in SEPARATORS:
+            raw = read_delimited(file, split, separator=separator or SEPARATORS[suffix], columns=columns)
+        else:
+            raw = read_rdf(file, split, suffix)
+        if not raw.reading.rows:
+            raise BadInput(f"{file}: found no statement in it; expected at least one.")
+        raws.append(raw)
+    return _join(raws, bad_rows)
+
+
+def split_files(folder: Path) -> dict[SplitName, Path]:
+    """The train, valid and test files of a folder."""
+    found: dict[SplitName, Path] = {}
+    for file in sorted(folder.iterdir()):
+        name = Path(bare_name(file))
+        split = SPLIT_OF.get(name.stem)
+        if not file.is_file() or name.suffix not in FORMATS or split is None:
+            continue
+        if split in found:
+            raise BadInput(f"{folder}: found two files for {split}, {found[split].name} and {file.name}; expected one.")  # type: ignore[index]
+        found[split] = file  # type: ignore[index]
+    if "train" in found:
+        return {split: found[split] for split in SPLITS if split in found}
+    content = sorted(file.name for file in folder.iterdir())
+    hint = "Expected files such as train.tsv, valid.tsv and test.tsv, or OpenKE's train2id.txt, entity2id.txt, relation2id.txt."
+    if any(PARTY_FILE.fullmatch(Path(bare_name(file)).stem) for file in folder.iterdir()):
+        hint = "It looks like a folder of several parties: tacit.read_parties reads those."
+    listing = ", ".join(content[:6]) + (", ..." if len(content) > 6 else "") if content else "nothing"
+    raise BadInput(f"{folder}: nothing to read here; the folder holds {listing}.", hint=hint)
+
+
+def _join(
+    raws: list[RawFile],
+    bad_rows: BadRows,
+    entities: Sequence[str] = (),
+    relations: Sequence[str] = (),
+    prefixes: Mapping[str, str] | None = None,
+) -> Graph:
+    """One graph from the files of its splits, and from entities and relations that may occur in no triple."""
+    reading = Reading(tuple(raw.reading for raw in raws))
+    if bad_rows == "refuse":
+        reading.refuse()
+    raws, prefixes = readable(raws, prefixes)
+    extra = [pa.array(names, pa.string()) if names else pa.nulls(0, pa.string()) for names in (entities, relations)]
+    names, rank, places = unite([*(raw.names for raw in raws), *extra])
+    splits: dict[SplitName, Split] = {}
+    for raw, place in zip(raws, places[: len(raws)], strict=True):
+        group = None if raw.group is None else np.where(raw.group == NO_GROUP, NO_GROUP, place[raw.group])
+        # The first file's names keep their places, so its ids need no copy.
+        splits[raw.reading.split] = Split(raw.triples if raw is raws[0] else place[raw.triples], raw.confidential, group)
+    graph, repeats = assemble(names, splits, rank=rank, entities=places[-2], relations=places[-1], prefixes=prefixes)
+    reading = reading.with_duplicates(repeats)
+    LOG.info("read %s rows from %d files: %s duplicates, %s rejected", reading.rows, len(raws), reading.duplicates, reading.rejected)
+    return replace(graph, reading=reading)
+
+
+def write_graph(graph: Graph, path: str | PathLike[str], *, format: Literal["tsv", "nt"] = "tsv", force: bool = False) -> None:
+    """Write a graph to a folder: one file per split, and graph.json with its schema, counts and fingerprint.
+
+    N-Triples has no place for marks and groups; a graph that has any is refused rather than stripped.
+    """
+    if format == "nt" and (graph.statements.confidential is not None or graph.statements.group is not None):
+        raise BadInput("N-Triples cannot hold confidential marks or groups.", hint="Write this graph as TSV.")
+    with new_folder(Path(path), MANIFEST, replace=force) as folder:
+        fill_folder(graph, folder, format)
+
+
+def fill_folder(graph: Graph, folder: Path, format: Literal["tsv", "nt"] = "tsv") -> None:
+    """Write a graph's files into a folder that exists."""
+    for name in SPLITS:
+        with open(folder / f"{name}.{format}", "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(n_triples(graph, name) if format == "nt" else _table(graph, name))
+    occurring = graph.statements.triples
+    write_json(
+        folder / MANIFEST,
+        SCHEMA,
+        {
+            "format": format,
+            "entities": len(graph.entities),
+            "relations": len(graph.relations),
+            "triples": {name: len(split) for name, split in graph.splits.items()},
+            "fingerprint": graph.fingerprint,
+            "prefixes": dict(graph.prefixes),
+            "in_no_triple": {
+                "entities": _missing(graph.entities, occurring[:, [0, 2]]),
+                "relations": _missing(graph.relations, occurring[:, 1]),
+            },
+        },
+    )
+
+
+def _table(graph: Graph, name: SplitName) -> list[str]:
+    split = graph.splits[name]
+    names = (graph.entities.names, graph.relations.names, graph.entities.names)
+    header = ["head", "relation", "tail"]
+    rows = [[column[i] for i in ids] for column, ids in zip(names, split.triples.T.tolist(), strict=True)]
+    if split.confidential is not None:
+        header.append("confidential")
+        rows.append(["true" if mark else "false" for mark in split.confidential.tolist()])
+    if split.group is not None:
+        header.append("group")
+        rows.append(["" if id == NO_GROUP else graph.groups[id] for id in split.group.tolist()])
+    return ["\t".join(row) + "\n" for row in [tuple(header), *zip(*rows, strict=True)]]
+
+
+def _missing(vocab: Vocab, used: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+    absent = np.ones(len(vocab), bool)
+    absent[used] = False
+    return [vocab[i] for i in np.flatnonzero(absent).tolist()]
+
+
+def _read_own(folder: Path) -> Graph:
+    """Read what `write_graph` wrote, and check that it is still that."""
+    manifest = read_json(folder / MANIFEST, SCHEMA)
+    suffix = "." + str(manifest["format"])
+    raws = [
+        read_delimited(file, split, separator="\t") if suffix == ".tsv" else read_rdf(file, split, suffix)
+        for split in SPLITS
+        if (file := folder / f"{split}{suffix}")
+    ]
+    graph = _join(raws, "refuse", *manifest["in_no_triple"].values(), prefixes=manifest["prefixes"])
+    if graph.fingerprint != manifest["fingerprint"]:
+        raise BadInput(
+            f"{folder}: its files no longer hold the graph that {MANIFEST} was written for.",
+            hint=f"If you changed them on purpose, delete {folder / MANIFEST} and they are read as they are.",
+        )
+    return graph
