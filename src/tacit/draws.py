@@ -128,7 +128,7 @@ class Stream:
         return replace(self, party=party, step=self.step if step is None else step)
 
     def words(self, count: int) -> Array:
-        """The first `count` 32-bit words, as int64: a quarter of the work of `bits`, which may be asked for any index."""
+        """The first `count` 32-bit words, as int64: a quarter of the work of `bits`, which takes any index."""
         total = -(-count // 4)
         if self.device is None:
             out = np.empty((total, 4), np.int64)
@@ -151,7 +151,7 @@ class Stream:
         return words[0::2], words[1::2]
 
     def integers(self, count: int, high: int) -> Array:
-        """`count` integers uniform over [0, high): the high word of (64 random bits) x high, bias below high / 2**64."""
+        """`count` integers uniform over [0, high): the high word of 64 random bits x high; bias below high / 2**64."""
         if not 0 < high <= MAX_HIGH:
             raise ValueError(f"high must be in [1, 2**32], not {high}")
         upper, lower = self.pairs(count)

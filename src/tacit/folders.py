@@ -21,7 +21,9 @@ LOG_BYTES, LOG_FILES = 1 << 20, 5
 
 def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
     """Write `content` under its schema ("tacit.graph/1": kind and version)."""
-    path.write_text(json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def read_json(path: Path, schema: str) -> dict[str, Any]:
@@ -51,12 +53,11 @@ def new_folder(path: Path, manifest: str, *, replace: bool = False) -> Iterator[
     earlier result of ours can be lost.
     """
     path = path.absolute()
-    if path.exists():
-        if not path.is_dir() or (any(path.iterdir()) and not (replace and (path / manifest).is_file())):
-            hint = "Choose another --out."
-            if path.is_dir() and (path / manifest).is_file():
-                hint = "Choose another --out, or write --force to replace it."
-            raise TacitError(f"{path} exists already. {hint}")
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        ours = path.is_dir() and (path / manifest).is_file()
+        if not (ours and replace):
+            way_out = "Choose another --out, or write --force to replace it." if ours else "Choose another --out."
+            raise TacitError(f"{path} exists already. {way_out}")
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

@@ -28,8 +28,8 @@ SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 NO_GROUP = -1
 
-FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters and lone surrogates: a name free of them can stand in any text file without escapes."""
+FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and lone surrogates: a name free of them can stand in any file, and on any terminal, as it is."""
 
 
 EMPTY = "an empty field"
@@ -50,7 +50,9 @@ class UnknownName(TacitError, KeyError):
 
     def __init__(self, name: str, known: Sequence[str]):
         near = get_close_matches(name, known[:200_000], n=3)
-        self.message = f"no such name: {excerpt(name)}." + (f" Did you mean {' or '.join(map(repr, near))}?" if near else "")
+        self.message = f"no such name: {excerpt(name)}." + (
+            f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        )
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -145,7 +147,8 @@ class Split:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and all(
-            (a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in zip(self._arrays(), other._arrays(), strict=True)
+            (a is None) == (b is None) and (a is None or np.array_equal(a, b))
+            for a, b in zip(self._arrays(), other._arrays(), strict=True)
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -187,7 +190,9 @@ class Graph:
         """A graph from triples of names; repeats within a split are kept once."""
         seen: dict[str, int] = {}
         rows = {
-            name: np.array([[seen.setdefault(x, len(seen)) for x in triple] for triple in split], np.int32).reshape(-1, 3)
+            name: np.array([[seen.setdefault(x, len(seen)) for x in triple] for triple in split], np.int32).reshape(
+                -1, 3
+            )
             for name, split in zip(SPLITS, (train, valid, test), strict=True)
         }
         return assemble(list(seen), {name: Split(ids) for name, ids in rows.items()})[0]
@@ -230,7 +235,7 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the content: names, triples, marks and groups; the same for every file that holds the same graph."""
+        """SHA-256 of names, triples, marks and groups: the same for every file that holds the same graph."""
         digest = hashlib.sha256(b"tacit.graph/1")
         for vocab in (self.entities, self.relations, self.groups):
             digest.update(len(vocab).to_bytes(8, "little"))
@@ -274,7 +279,9 @@ def concatenate(splits: Sequence[Split]) -> Split:
     triples = np.concatenate([split.triples for split in splits])
     confidential, group = None, None
     if any(split.confidential is not None for split in splits):
-        confidential = np.concatenate([np.zeros(len(s), bool) if s.confidential is None else s.confidential for s in splits])
+        confidential = np.concatenate(
+            [np.zeros(len(s), bool) if s.confidential is None else s.confidential for s in splits]
+        )
     if any(split.group is not None for split in splits):
         group = np.concatenate([np.full(len(s), NO_GROUP, np.int32) if s.group is None else s.group for s in splits])
     return Split(triples, confidential, group)
@@ -318,16 +325,24 @@ def assemble(
     vocabs = [Vocab([names[i] for i in order[mask[order]].tolist()]) for mask in occurring]
     final = [(np.cumsum(mask[order], dtype=np.int32) - 1)[rank] for mask in occurring]  # raw id -> id in its vocabulary
 
-    done: dict[SplitName, Split] = {}
-    repeats: dict[SplitName, int] = {}
-    for split in SPLITS:
-        raw = splits.get(split, Split(np.empty((0, 3), np.int32)))
-        if raw.confidential is None and raw.group is None and _keys_fit(*map(len, vocabs[:2])):
-            done[split] = _canonical(raw.triples, *final[:2], *map(len, vocabs[:2]))
-        else:
-            done[split] = _canonical_with_marks(raw, final, vocabs)
-        repeats[split] = len(raw) - len(done[split])
-    return Graph(*vocabs[:2], **done, groups=vocabs[2], prefixes=dict(prefixes or {})), repeats
+    def canonical(raw: Split) -> Split:
+        if raw.confidential is None and raw.group is None and _keys_fit(len(vocabs[0]), len(vocabs[1])):
+            return _canonical(raw.triples, final[0], final[1], len(vocabs[0]), len(vocabs[1]))
+        return _canonical_with_marks(raw, final, vocabs)
+
+    empty = Split(np.empty((0, 3), np.int32))
+    done = {split: canonical(splits.get(split, empty)) for split in SPLITS}
+    repeats = {split: len(splits.get(split, empty)) - len(done[split]) for split in SPLITS}
+    graph = Graph(
+        entities=vocabs[0],
+        relations=vocabs[1],
+        train=done["train"],
+        valid=done["valid"],
+        test=done["test"],
+        groups=vocabs[2],
+        prefixes=dict(prefixes or {}),
+    )
+    return graph, repeats
 
 
 def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relations: int) -> Split:

@@ -22,10 +22,10 @@ from tacit.files.delimited import read_delimited
 from tacit.files.encoder import unite
 from tacit.files.lines import bare_name
 from tacit.files.openke import find_openke, read_openke
-from tacit.files.records import FileReading, RawFile, Reading
 from tacit.files.rdf import LINE_FORMATS, TREE_FORMATS, n_triples, read_rdf, readable
+from tacit.files.records import FileReading, RawFile, Reading
 from tacit.folders import new_folder, read_json, write_json
-from tacit.graph import NO_GROUP, SPLITS, Graph, Split, SplitName, Vocab, assemble
+from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, SplitName, Vocab, assemble
 
 __all__ = ["FileReading", "Reading", "read_graph", "write_graph"]
 
@@ -52,7 +52,7 @@ def read_graph(
     Parameters
     ----------
     path
-        .tsv, .txt, .csv, .nt, .nq, .ttl, .trig, .rdf, .xml, .owl, each also with .gz, .xz, .bz2, .zst behind; or a folder.
+        .tsv, .txt, .csv, .nt, .nq, .ttl, .trig, .rdf, .xml, .owl, each also as .gz, .xz, .bz2, .zst; or a folder.
     columns
         For tables: head, relation, tail and optionally confidential and group, by name in the first row or by position
         from 1. Default: the first row's names if it has these, else the only three columns.
@@ -95,7 +95,8 @@ def read_splits(
     for split, file in files.items():
         suffix = Path(bare_name(file)).suffix
         if suffix not in FORMATS:
-            raise BadInput(f"{file}: found a file of unknown format; expected one of {', '.join(sorted(FORMATS))}, also compressed.")
+            known = ", ".join(sorted(FORMATS))
+            raise BadInput(f"{file}: found a file of unknown format; expected one of {known}, also compressed.")
         if suffix in SEPARATORS:
             raw = read_delimited(file, split, separator=separator or SEPARATORS[suffix], columns=columns)
         else:
@@ -115,12 +116,12 @@ def split_files(folder: Path) -> dict[SplitName, Path]:
         if not file.is_file() or name.suffix not in FORMATS or split is None:
             continue
         if split in found:
-            raise BadInput(f"{folder}: found two files for {split}, {found[split].name} and {file.name}; expected one.")  # type: ignore[index]
+            raise BadInput(f"{folder}: found two files for {split}, {found[split].name} and {file.name}; expected one.")
         found[split] = file  # type: ignore[index]
     if "train" in found:
         return {split: found[split] for split in SPLITS if split in found}
     content = sorted(file.name for file in folder.iterdir())
-    hint = "Expected files such as train.tsv, valid.tsv and test.tsv, or OpenKE's train2id.txt, entity2id.txt, relation2id.txt."
+    hint = "Expected train.tsv, valid.tsv and test.tsv or the like, or OpenKE's train2id.txt and its companions."
     if any(PARTY_FILE.fullmatch(Path(bare_name(file)).stem) for file in folder.iterdir()):
         hint = "It looks like a folder of several parties: tacit.read_parties reads those."
     listing = ", ".join(content[:6]) + (", ..." if len(content) > 6 else "") if content else "nothing"
@@ -145,14 +146,24 @@ def _join(
     for raw, place in zip(raws, places[: len(raws)], strict=True):
         group = None if raw.group is None else np.where(raw.group == NO_GROUP, NO_GROUP, place[raw.group])
         # The first file's names keep their places, so its ids need no copy.
-        splits[raw.reading.split] = Split(raw.triples if raw is raws[0] else place[raw.triples], raw.confidential, group)
+        splits[raw.reading.split] = Split(
+            raw.triples if raw is raws[0] else place[raw.triples], raw.confidential, group
+        )
     graph, repeats = assemble(names, splits, rank=rank, entities=places[-2], relations=places[-1], prefixes=prefixes)
     reading = reading.with_duplicates(repeats)
-    LOG.info("read %s rows from %d files: %s duplicates, %s rejected", reading.rows, len(raws), reading.duplicates, reading.rejected)
+    LOG.info(
+        "read %s rows from %d files: %s duplicates, %s rejected",
+        reading.rows,
+        len(raws),
+        reading.duplicates,
+        reading.rejected,
+    )
     return replace(graph, reading=reading)
 
 
-def write_graph(graph: Graph, path: str | PathLike[str], *, format: Literal["tsv", "nt"] = "tsv", force: bool = False) -> None:
+def write_graph(
+    graph: Graph, path: str | PathLike[str], *, format: Literal["tsv", "nt"] = "tsv", force: bool = False
+) -> None:
     """Write a graph to a folder: one file per split, and graph.json with its schema, counts and fingerprint.
 
     N-Triples has no place for marks and groups; a graph that has any is refused rather than stripped.
@@ -197,11 +208,11 @@ def _table(graph: Graph, name: SplitName) -> list[str]:
         rows.append(["true" if mark else "false" for mark in split.confidential.tolist()])
     if split.group is not None:
         header.append("group")
-        rows.append(["" if id == NO_GROUP else graph.groups[id] for id in split.group.tolist()])
+        rows.append(["" if group == NO_GROUP else graph.groups[group] for group in split.group.tolist()])
     return ["\t".join(row) + "\n" for row in [tuple(header), *zip(*rows, strict=True)]]
 
 
-def _missing(vocab: Vocab, used: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+def _missing(vocab: Vocab, used: Ids) -> list[str]:
     absent = np.ones(len(vocab), bool)
     absent[used] = False
     return [vocab[i] for i in np.flatnonzero(absent).tolist()]
@@ -216,7 +227,8 @@ def _read_own(folder: Path) -> Graph:
         for split in SPLITS
         if (file := folder / f"{split}{suffix}")
     ]
-    graph = _join(raws, "refuse", *manifest["in_no_triple"].values(), prefixes=manifest["prefixes"])
+    unused = manifest["in_no_triple"]
+    graph = _join(raws, "refuse", unused["entities"], unused["relations"], manifest["prefixes"])
     if graph.fingerprint != manifest["fingerprint"]:
         raise BadInput(
             f"{folder}: its files no longer hold the graph that {MANIFEST} was written for.",

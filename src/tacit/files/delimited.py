@@ -80,7 +80,9 @@ def find_layout(first: Sequence[str], columns: Sequence[str | int] | None, place
     if all(isinstance(column, int) for column in columns):
         positions = [int(column) - 1 for column in columns]
         if not all(0 <= position < len(first) for position in positions):
-            raise BadInput(f"{place}: found {len(first)} columns; expected columns {', '.join(map(str, columns))} (from 1).")
+            raise BadInput(
+                f"{place}: found {len(first)} columns; expected columns {', '.join(map(str, columns))} (from 1)."
+            )
         return Layout(len(first), dict(zip(ROLES, positions, strict=False)), header=False)
     names = [field.strip() for field in first]
     if missing := [str(column) for column in columns if column not in names]:
@@ -93,10 +95,14 @@ def find_layout(first: Sequence[str], columns: Sequence[str | int] | None, place
     return Layout(len(first), dict(zip(ROLES, positions, strict=False)), True, ignored)
 
 
-def read_delimited(path: Path, split: SplitName, *, separator: str, columns: Sequence[str | int] | None = None) -> RawFile:
+def read_delimited(
+    path: Path, split: SplitName, *, separator: str, columns: Sequence[str | int] | None = None
+) -> RawFile:
     """Read one file. A comma-separated file may quote its fields; in any other a quote is a character like the rest."""
     if len(separator.encode()) != 1 or separator in '\n\r"':
-        raise BadInput(f"The separator is {excerpt(separator)}.", hint="It has to be a single character such as a tab or a comma.")
+        raise BadInput(
+            f"The separator is {excerpt(separator)}.", hint="It has to be a single character such as a tab or a comma."
+        )
     reader = _Reader(path, separator, columns)
     source = blocks(path)
     for first in source:
@@ -110,7 +116,9 @@ def read_delimited(path: Path, split: SplitName, *, separator: str, columns: Seq
             reader.take(block, batch)
         elif reader.quotes(block):
             rest = chain([block], (block for block, _ in stream))
-            reader.quoted((line.decode("utf-8", "surrogateescape") + "\n" for b in rest for line in b.lines()), block.line)
+            reader.quoted(
+                (line.decode("utf-8", "surrogateescape") + "\n" for b in rest for line in b.lines()), block.line
+            )
         else:
             reader.line_by_line(block)
     return reader.finish(split)
@@ -142,7 +150,7 @@ class _Reader:
         return self.separator == "," and block.data.find(b'"', 0, block.end) >= 0
 
     def encode(self, block: Block) -> tuple[Block, pa.DictionaryArray | None]:
-        """The fields of a block, if each of its lines is a well-formed row. Runs in a thread; changes nothing of ours."""
+        """The fields of a block, if each of its lines is a well-formed row. Runs in a thread, changes nothing here."""
         if block.line <= self.header_line or self.quotes(block):
             return block, None
         data, width = np.frombuffer(block.data, np.uint8, block.end), self.layout.width
@@ -209,7 +217,9 @@ class _Reader:
                 return
             if not record or not "".join(record).strip():
                 continue
-            if number != self.header_line and self._fits(len(record), number, self.separator.join(record).encode("utf-8", "surrogateescape")):
+            if number != self.header_line and self._fits(
+                len(record), number, self.separator.join(record).encode("utf-8", "surrogateescape")
+            ):
                 batch += [record[i] for i in self.layout.roles.values()]
                 numbers.append(number)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tacit.graph import FORBIDDEN, Ids, name_fault
 
 END = b"\n"
-"""Closes every name inside the encoder, so that a block of a file can be handed over as it lies, separators included."""
+"""Closes every name inside the encoder, so that a block of a file can be handed over as it lies."""
 
 
 def encode_fields(
@@ -32,9 +32,9 @@ def encode_fields(
 class Encoder:
     """Numbers the distinct values it is given, in order of appearance.
 
-    The project's one way from names to ids, for files and databases alike. Values come in batches; each batch is dictionary-encoded on its own, and the dictionaries are united whenever the
-    new ones outgrow the known one, so that the whole costs time linear in the input and memory linear in what is
-    distinct.
+    The project's one way from names to ids, for files and databases alike. Values come in batches; each batch is
+    dictionary-encoded on its own, and the dictionaries are united whenever the new ones outgrow the known one, so that
+    the whole costs time linear in the input and memory linear in what is distinct.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Encoder:
         self._pending, self._pending_names = [], 0
 
     def finish(self, columns: int) -> tuple[pa.Array, dict[int, str], Ids]:
-        """The distinct names; what is wrong with some of them, by id; and the ids of all values in rows of `columns`."""
+        """The distinct names; what is wrong with some of them, by id; the ids of all values in rows of `columns`."""
         self._unite()
         ids = np.concatenate([np.empty(0, np.int32), *self._ids]).reshape(-1, columns)
         self._ids = []
@@ -86,7 +86,7 @@ def _checked(names: pa.Array) -> tuple[pa.Array, dict[int, str]]:
 
 
 def unite(vocabularies: list[pa.Array]) -> tuple[list[str], Ids, list[Ids]]:
-    """The distinct names of several arrays, each one's rank in sorted order, and for each array where its names went."""
+    """The distinct names of several arrays, their ranks in sorted order, and where each array's names went."""
     encoded = pa.concat_arrays(vocabularies).dictionary_encode()
     names = encoded.dictionary
     rank = np.empty(len(names), np.int32)

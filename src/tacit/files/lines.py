@@ -32,11 +32,11 @@ def _zstd() -> Any:
     return zstd
 
 
-DECOMPRESSORS: dict[str, Callable[[Path], IO[bytes]]] = {
-    ".gz": lambda path: gzip.open(path, "rb"),
-    ".xz": lambda path: lzma.open(path, "rb"),
-    ".bz2": lambda path: bz2.open(path, "rb"),
-    ".zst": lambda path: _zstd().open(path, "rb"),
+DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.GzipFile,
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+    ".zst": lambda path: _zstd().ZstdFile(path),
 }
 
 
@@ -46,20 +46,15 @@ def bare_name(path: Path) -> str:
     return name[: -len(path.suffix)] if path.suffix.lower() in DECOMPRESSORS else name
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """The file's content, decompressed as its name says."""
-    opener = DECOMPRESSORS.get(path.suffix.lower())
-    return opener(path) if opener else open(path, "rb", buffering=0)
-
-
 @contextmanager
 def reading(path: Path) -> Iterator[IO[bytes]]:
-    """The open file; whatever a missing, broken or truncated file raises becomes one clear error."""
+    """The open file, decompressed as its name says; what a missing, broken or cut-off file raises becomes one error."""
     broken: tuple[type[BaseException], ...] = (OSError, EOFError, lzma.LZMAError, zlib.error)
     if path.suffix.lower() == ".zst":
         broken += (_zstd().ZstdError,)
     try:
-        with open_bytes(path) as file:
+        opener = DECOMPRESSORS.get(path.suffix.lower())
+        with opener(path) if opener else open(path, "rb", buffering=0) as file:
             yield file
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file.") from None
@@ -105,24 +100,32 @@ def _blocks(file: IO[bytes], path: Path, size: int) -> Iterator[Block]:
         cut = data.rfind(b"\n", 0, end) + 1
         rest = bytes(memoryview(data)[cut:end])
         if len(rest) > LONGEST_LINE:
-            lines = line + data.count(b"\n", 0, cut)
-            raise BadInput(f"{path}:{lines}: found a line of more than {LONGEST_LINE >> 20} MiB; is this a text file?")
+            line += data.count(b"\n", 0, cut)
+            raise BadInput(f"{path}:{line}: found a line of more than {LONGEST_LINE >> 20} MiB; is this a text file?")
         if data.find(b"\r", 0, cut) >= 0:  # looking for one byte is ten times as fast as for two
             data = data[:cut].replace(b"\r\n", b"\n")
             cut = len(data)
         if cut:
-            lines = np.count_nonzero(np.frombuffer(data, np.uint8, cut) == 0x0A)
+            lines = int(np.count_nonzero(np.frombuffer(data, np.uint8, cut) == 0x0A))
             yield Block(data, cut, line)
-            line += int(lines)
+            line += lines
         if last:
             return
 
 
-def _fill(file: IO[bytes], view: memoryview) -> int:
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers; for files small enough to take line by line."""
+    for block in blocks(path):
+        for number, line in enumerate(block.lines(), block.line):
+            if line.strip():
+                yield number, line.decode("utf-8", "surrogateescape")
+
+
+def _fill(file: Any, view: memoryview) -> int:
     """Read until the view is full or the file ends; unbuffered files may return less than asked."""
     total = 0
     while total < len(view):
-        count = file.readinto(view[total:])  # type: ignore[attr-defined]
+        count = file.readinto(view[total:])
         if not count:
             break
         total += count

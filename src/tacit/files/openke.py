@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tacit.errors import BadInput, excerpt
-from tacit.files.lines import bare_name, blocks
+from tacit.files.lines import bare_name, text_lines
 from tacit.files.records import Faults, FileReading, RawFile
 from tacit.graph import SPLITS, Ids, SplitName, name_fault
 
@@ -29,7 +29,9 @@ def find_openke(folder: Path) -> dict[str, Path] | None:
 def read_openke(files: dict[str, Path]) -> tuple[list[RawFile], list[str], list[str]]:
     """The splits of an OpenKE folder, and its entities and relations, some of which may occur in no triple."""
     entities, relations = (_read_map(files[stem]) for stem in MAPS)
-    distinct = pa.array([*entities, *relations], pa.string()).dictionary_encode()  # a relation may share an entity's name
+    distinct = pa.array(
+        [*entities, *relations], pa.string()
+    ).dictionary_encode()  # a relation may share an entity's name
     place = np.array(distinct.indices.to_pylist(), np.int32)
     raws = [
         _read_split(files[f"{split}2id"], split, distinct.dictionary, place[: len(entities)], place[len(entities) :])
@@ -39,15 +41,9 @@ def read_openke(files: dict[str, Path]) -> tuple[list[RawFile], list[str], list[
     return raws, entities, relations
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
-    for block in blocks(path):
-        for number, line in enumerate(block.lines(), block.line):
-            if text := line.decode("utf-8", "surrogateescape").strip():
-                yield number, text
-
-
 def _count(path: Path, rows: Iterator[tuple[int, str]]) -> int:
     number, text = next(rows, (1, ""))
+    text = text.strip()
     if not text.isascii() or not text.isdigit():
         raise BadInput(f"{path}:{number}: found {excerpt(text)}; expected the number of rows that follow.")
     return int(text)
@@ -55,22 +51,31 @@ def _count(path: Path, rows: Iterator[tuple[int, str]]) -> int:
 
 def _read_map(path: Path) -> list[str]:
     """Names by id."""
-    rows = _numbered(path)
+    rows = text_lines(path)
     count = _count(path, rows)
     names: dict[int, str] = {}
     for line, text in rows:
-        name, _, digits = text.replace("\t", " ").rpartition(" ")
+        name, _, digits = text.strip().replace("\t", " ").rpartition(" ")
         name = name.strip()
-        if name_fault(name) or not (digits.isascii() and digits.isdigit()) or int(digits) >= count or int(digits) in names:
-            raise BadInput(f"{path}:{line}: found {excerpt(text)}; expected a name and its own id from 0 to {count - 1}.")
+        if (
+            name_fault(name)
+            or not (digits.isascii() and digits.isdigit())
+            or int(digits) >= count
+            or int(digits) in names
+        ):
+            raise BadInput(
+                f"{path}:{line}: found {excerpt(text)}; expected a name and its own id from 0 to {count - 1}."
+            )
         names[int(digits)] = name
     if len(names) != count or len(set(names.values())) != count:
-        raise BadInput(f"{path}: found {len(names):,} ids of {len(set(names.values())):,} names; expected {count:,} of each.")
+        raise BadInput(
+            f"{path}: found {len(names):,} ids of {len(set(names.values())):,} names; expected {count:,} of each."
+        )
     return [names[i] for i in range(count)]
 
 
 def _read_split(path: Path, split: SplitName, names: pa.Array, entities: Ids, relations: Ids) -> RawFile:
-    rows = _numbered(path)
+    rows = text_lines(path)
     count, faults = _count(path, rows), Faults(path)
     limits = (len(entities), len(entities), len(relations))
     kept: list[tuple[int, ...]] = []
@@ -78,13 +83,17 @@ def _read_split(path: Path, split: SplitName, names: pa.Array, entities: Ids, re
         fields = text.split()
         if len(fields) == 3 and all(field.isascii() and field.isdigit() for field in fields):
             row = tuple(map(int, fields))
-            if all(id < limit for id, limit in zip(row, limits, strict=True)):
+            if all(number < limit for number, limit in zip(row, limits, strict=True)):
                 kept.append(row)
                 continue
-        faults.reject(line, excerpt(text), f"head, tail and relation ids below {limits[0]}, {limits[1]} and {limits[2]}")
+        faults.reject(
+            line, excerpt(text), f"head, tail and relation ids below {limits[0]}, {limits[1]} and {limits[2]}"
+        )
     ids = np.array(kept, np.int64).reshape(-1, 3)
     triples = np.stack([entities[ids[:, 0]], relations[ids[:, 2]], entities[ids[:, 1]]], 1)
     total = len(kept) + faults.rejected
     notes = (f"line 1 announces {count:,} rows, {total:,} follow",) if count != total else ()
-    reading = FileReading(str(path), split, total, faults.rejected, header=True, problems=tuple(faults.problems), notes=notes)
+    reading = FileReading(
+        str(path), split, total, faults.rejected, header=True, problems=tuple(faults.problems), notes=notes
+    )
     return RawFile(names, triples, reading)

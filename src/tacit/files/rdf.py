@@ -8,8 +8,8 @@ The name of an RDF term is
     "text"@en        a literal, as N-Triples writes it, its datatype under a prefix where there is one
     _:label          a blank node
 
-`shorten` and `expand` are each other's inverse. A name that is none of these (a graph read from TSV) is written to RDF as
-`<urn:tacit:NAME>` with NAME percent-encoded, and read back as itself: any graph survives the way through N-Triples.
+`shorten` and `expand` are each other's inverse. A name that is none of these (a graph read from TSV) is written to RDF
+as `<urn:tacit:NAME>`, percent-encoded, and read back as itself: any graph survives the way through N-Triples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tacit.errors import BadInput, excerpt
 from tacit.files.encoder import Encoder
 from tacit.files.lines import Block, blocks, reading
 from tacit.files.records import Faults, FileReading, RawFile
-from tacit.graph import Graph, SplitName, name_fault
+from tacit.graph import FORBIDDEN, Graph, SplitName, name_fault
 
 LINE_FORMATS = {".nt": ox.RdfFormat.N_TRIPLES, ".nq": ox.RdfFormat.N_QUADS}
 TREE_FORMATS = {
@@ -82,9 +82,11 @@ class Prefixes:
                 if name_fault(own) is None and quote(own, safe="") == iri[len(OWN) :]:
                     return own
             return self._iri(iri)
-        if term.startswith('"') and term.endswith(">"):
-            text, _, datatype = term.rpartition("^^")
-            return f"{text}^^{self._datatype(datatype[1:-1])}"
+        if term.startswith('"'):
+            term = FORBIDDEN.sub(lambda match: f"\\u{ord(match.group()):04X}", term)
+            if term.endswith(">"):
+                text, _, datatype = term.rpartition("^^")
+                return f"{text}^^{self._datatype(datatype[1:-1])}"
         return term
 
     def _iri(self, iri: str) -> str:
@@ -136,7 +138,9 @@ def read_rdf(path: Path, split: SplitName, suffix: str) -> RawFile:
     prefixes: dict[str, str] = {}
     in_graphs = 0
     if suffix in LINE_FORMATS:
-        batches: Iterable[list[Statement]] = (_parse_lines(block, LINE_FORMATS[suffix], faults) for block in blocks(path))
+        batches: Iterable[list[Statement]] = (
+            _parse_lines(block, LINE_FORMATS[suffix], faults) for block in blocks(path)
+        )
     else:
         batches = _parse_tree(path, TREE_FORMATS[suffix], prefixes)
     for batch in batches:
@@ -148,7 +152,9 @@ def read_rdf(path: Path, split: SplitName, suffix: str) -> RawFile:
             in_graphs += not isinstance(quad.graph_name, ox.DefaultGraph)
             fields += (str(quad.subject), str(quad.predicate), str(quad.object))
         if suffix in TREE_FORMATS:
-            fields = [anonymous.setdefault(f, f"_:anon{len(anonymous) + 1}") if ANONYMOUS.fullmatch(f) else f for f in fields]
+            fields = [
+                anonymous.setdefault(f, f"_:anon{len(anonymous) + 1}") if ANONYMOUS.fullmatch(f) else f for f in fields
+            ]
         encoder.add(fields)
     names, _, ids = encoder.finish(3)
     notes = (f"{in_graphs:,} statements of named graphs are read as plain triples",) if in_graphs else ()
@@ -167,14 +173,16 @@ def _parse_lines(block: Block, format: ox.RdfFormat, faults: Faults) -> list[Sta
             return list(zip(rows, quads, strict=True))
     except SyntaxError:
         quads = []
-    found = []
+    found: list[Statement] = []
     for number in rows:
         line = lines[number - block.line]
         try:
             quads = list(ox.parse(line, format=format))
         except SyntaxError as error:
             reason = re.sub(r"^Parser error at line \d+ (between )?column \d+( and column \d+)?: ", "", str(error.msg))
-            faults.reject(number, f"{excerpt(line[:200].decode('utf-8', 'backslashreplace'))} ({reason})", "one statement")
+            faults.reject(
+                number, f"{excerpt(line[:200].decode('utf-8', 'backslashreplace'))} ({reason})", "one statement"
+            )
             continue
         if len(quads) != 1:
             faults.reject(number, f"{len(quads)} statements", "one statement in a line")

@@ -1,0 +1,63 @@
+# On a fresh clone, `make demo` and `make test` set up everything they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP_FLAGS := --quiet --disable-pip-version-check
+PYTEST_FLAGS ?=
+
+.PHONY: help setup demo test quick full lint format docs wheel bench picture clean
+
+help:          ## show this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup    ## make the embedded federation and show what the product can do with it
+	$(BIN)/tacit demo --out demo
+
+test: setup lint ## everything that must pass: lint, types, tests, the wheel in a clean environment
+	$(BIN)/pytest -m 'not full' $(PYTEST_FLAGS)
+	$(MAKE) --no-print-directory wheel
+
+quick: setup   ## the short loop: tests that take no time
+	$(BIN)/pytest -m 'not slow and not full' -n 2 $(PYTEST_FLAGS)
+
+full: setup lint ## the long tests too; the result is kept
+	$(BIN)/pytest --result benchmarks/results/full.json $(PYTEST_FLAGS)
+
+lint: setup    ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: setup   ## build the wheel and try it in a clean environment
+	rm -rf build/wheel build/clean
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/pip install $(PIP_FLAGS) -c constraints.txt build/wheel/tacit_kg-*.whl
+	cd build && clean/bin/tacit --version && clean/bin/tacit data inspect clinic-small --json > wheel/inspected.json
+	rm -rf build/clean
+
+docs: setup    ## build the documentation into site/
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: setup   ## the benchmark of the readers, beside pandas and PyKEEN
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/reading.py
+
+picture: setup ## draw the README's picture from a real run
+	$(BIN)/python docs/picture.py
+
+clean:         ## remove what was built, not what you made
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

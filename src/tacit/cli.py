@@ -1,0 +1,366 @@
+"""The command line: each command is one call into the library, and tells the result as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tacit import __version__, datasets
+from tacit.errors import TacitError
+from tacit.files import BadRows, read_graph, write_graph
+from tacit.folders import log_to, new_folder
+from tacit.graph import Graph
+from tacit.inspection import Inspection, inspect
+from tacit.partition import (
+    METHODS,
+    PARTIES,
+    Parties,
+    fill_parties,
+    given,
+    holds_parties,
+    partition,
+    pool,
+    read_links,
+    read_parties,
+)
+
+LOG = logging.getLogger(__name__)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
+)
+data = typer.Typer(no_args_is_help=True, help="Look at graphs, divide them, convert them.")
+app.add_typer(data, name="data")
+out = Console()
+
+EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
+SHOWN_RELATIONS = 10
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", envvar="TACIT_DATA", help="Where named benchmarks are.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        help="Columns of head, relation, tail[, confidential[, group]]: names, or positions from 1; comma-separated."
+    ),
+]
+Separator = Annotated[str | None, typer.Option(help="What stands between columns, such as ';' or '\\t'.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in the same place.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tacit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Say what is being done; twice: in detail.")
+    ] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    level = logging.DEBUG if verbose > 1 else logging.INFO
+    logging.getLogger("tacit").setLevel(level)
+    if verbose:
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+@data.command("inspect")
+def data_inspect(
+    path: Annotated[
+        str, typer.Argument(help="A file, a folder, the name of a benchmark, or clinic-small or clinic-demo.")
+    ],
+    relations: Annotated[
+        bool, typer.Option("--relations", help="Show every relation, not only the most frequent.")
+    ] = False,
+    columns: Columns = None,
+    separator: Separator = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a graph holds and what is suspicious about it."""
+    with _busy(f"reading {path}", as_json):
+        found = _read(path, data, columns, separator, skip_bad)
+        views = [inspect(graph) for graph in (found if isinstance(found, Parties) else [found])]
+        statistics = found.statistics() if isinstance(found, Parties) else {}
+    if isinstance(found, Parties):
+        if as_json:
+            parties = [{"name": name} | view.json() for name, view in zip(found.names, views, strict=True)]
+            print(json.dumps(statistics | {"parties": parties}))
+        else:
+            _show_parties(found, statistics, views)
+    elif as_json:
+        print(json.dumps({"benchmark": datasets.recognise(found)} | views[0].json()))
+    else:
+        _show_graph(path, views[0], datasets.recognise(found), every_relation=relations)
+
+
+@data.command("partition")
+def data_partition(
+    paths: Annotated[list[str], typer.Argument(help="The graph to divide; or, with --by given, each party's graph.")],
+    out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    by: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}, or given.")] = "triples",
+    parts: Annotated[int, typer.Option(min=1, help="How many parties.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    share: Annotated[float, typer.Option(help="By entities: the share of all entities that each party draws.")] = 0.7,
+    split: Annotated[
+        str | None, typer.Option(help="'keep', or shares such as 0.8,0.1,0.1. Default: the method's own.")
+    ] = None,
+    alignment: Annotated[Path | None, typer.Option(help="By given: pairs of names that mean the same.")] = None,
+    columns: Columns = None,
+    separator: Separator = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Divide a graph among parties, or put given graphs together, and write one folder each."""
+    with new_folder(out_path, PARTIES, replace=force) as folder, log_to(folder), _busy("dividing", as_json):
+        graphs = {_party_name(path): _one(_read(path, data, columns, separator, skip_bad), path) for path in paths}
+        if by == "given":
+            if len(graphs) < 2 or len(graphs) < len(paths):
+                raise TacitError(
+                    "--by given needs the graphs of two or more parties, in files or folders of different names."
+                )
+            pair = list(graphs) if len(graphs) == 2 else None
+            made = given(graphs, read_links(alignment, graphs, pair) if alignment else None)
+        elif len(paths) > 1 or alignment:
+            raise TacitError(f"--by {by} divides one graph. For several graphs and an --alignment, write --by given.")
+        else:
+            [graph] = graphs.values()
+            made = partition(graph, by, parts, seed=seed, share=share, split=_shares(split))  # type: ignore[arg-type]
+        fill_parties(made, folder)
+        statistics = made.statistics()
+    if as_json:
+        print(json.dumps({"out": str(out_path), "origin": dict(made.origin)} | statistics))
+        return
+    _show_parties(made, statistics, None)
+    out.print(
+        f"\nWritten to {out_path}. Each party's folder is a graph of its own, such as {out_path / made.names[0]}."
+    )
+
+
+@data.command("convert")
+def data_convert(
+    path: Annotated[str, typer.Argument(help="A file, a folder, or the name of a benchmark.")],
+    out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    format: Annotated[str, typer.Option(help="tsv or nt (N-Triples).")] = "tsv",
+    columns: Columns = None,
+    separator: Separator = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a graph, read from anything, as a folder of TSV or N-Triples files."""
+    if format not in ("tsv", "nt"):
+        raise TacitError(f"--format is tsv or nt, not {format}.")
+    with _busy("converting", as_json):
+        graph = _one(_read(path, data, columns, separator, skip_bad), path)
+        write_graph(graph, out_path, format=format, force=force)  # type: ignore[arg-type]
+    facts = {
+        "out": str(out_path),
+        "fingerprint": graph.fingerprint,
+        "triples": {name: len(split) for name, split in graph.splits.items()},
+    }
+    print(json.dumps(facts)) if as_json else out.print(f"{graph} written to {out_path}.", markup=False, highlight=False)
+
+
+@app.command()
+def demo(
+    out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make the embedded clinical federation, look it over, and divide its pooled graph in three ways."""
+    with new_folder(out_path, PARTIES, replace=True) as folder, log_to(folder), _busy("making five hospitals", as_json):
+        hospitals = datasets.clinic("demo", seed)
+        fill_parties(hospitals, folder)
+        statistics = hospitals.statistics()
+        together = pool(hospitals)
+        views = [inspect(graph) for graph in hospitals]
+        divided = {by: partition(together, by, 3, seed=seed) for by in METHODS}  # type: ignore[arg-type]
+        tables = {by: made.statistics() for by, made in divided.items()}
+    if as_json:
+        print(
+            json.dumps(
+                {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
+            )
+        )
+        return
+    out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
+    _show_parties(hospitals, statistics, views)
+    out.rule("All of it in one place, as no one may ever see it")
+    _show_graph("pooled", inspect(together), None, every_relation=True)
+    for by, made in divided.items():
+        out.rule(f"The pooled graph divided by {by}")
+        _show_parties(made, tables[by], None)
+    out.print(
+        f"\nWritten to {out_path}/. To try next:\n"
+        f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
+        "  tacit data inspect YOUR-GRAPH.tsv\n"
+        "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _busy(doing: str, quiet: bool) -> Any:
+    """A sign of life on a terminal; nothing anywhere else."""
+    return Console(stderr=True).status(Text(doing)) if sys.stderr.isatty() and not quiet else nullcontext()
+
+
+def _read(path: str, data: Path | None, columns: str | None, separator: str | None, skip_bad: bool) -> Graph | Parties:
+    """What `path` means: a file or folder if there is one, else a name."""
+    if not Path(path).exists() and path in EMBEDDED:
+        return datasets.clinic(EMBEDDED[path])  # type: ignore[arg-type]
+    if not Path(path).exists() and path in datasets.BENCHMARKS:
+        return datasets.load(path, data)
+    bad_rows: BadRows = "skip" if skip_bad else "refuse"
+    if holds_parties(Path(path)):
+        return read_parties(path, bad_rows=bad_rows)
+    wanted = (
+        [int(name) if name.isdigit() else name for name in (part.strip() for part in columns.split(","))]
+        if columns
+        else None
+    )
+    return read_graph(
+        path, columns=wanted, separator=separator.replace("\\t", "\t") if separator else None, bad_rows=bad_rows
+    )
+
+
+def _one(found: Graph | Parties, path: str) -> Graph:
+    if isinstance(found, Parties):
+        raise TacitError(
+            f"{path} holds {len(found)} parties; one graph is needed here. Name one of them: {', '.join(found.names)}."
+        )
+    return found
+
+
+def _party_name(path: str) -> str:
+    return Path(path).name.split(".")[0]
+
+
+def _shares(text: str | None) -> Any:
+    if text is None or text == "keep":
+        return text
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise TacitError(f"--split is 'keep' or three shares such as 0.8,0.1,0.1; not {text!r}.") from None
+
+
+def _table(*columns: str, rows: Any, title: str | None = None) -> None:
+    """Print a table; what is not a string is a number and stands to the right."""
+    rows = list(rows)
+    table = Table(title=title, title_justify="left", header_style="bold", title_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(
+            name, justify="left" if not rows or isinstance(rows[0][place], str) else "right", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(
+            *(
+                Text(cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}")
+                for cell in row
+            )
+        )
+    out.print(table)
+
+
+def _warn(warnings: Any) -> None:
+    for warning in warnings:
+        out.print(Text("! " + warning, style="yellow"))
+
+
+def _show_graph(path: str, seen: Inspection, benchmark: str | None, *, every_relation: bool) -> None:
+    head = f"{path}: {seen.entities:,} entities, {seen.relations:,} relations"
+    out.print(Text(head + (f"; this is {benchmark} as published" if benchmark else ""), style="bold"))
+    _table(
+        "split",
+        "triples",
+        "rows with an entity unseen in train",
+        rows=[(s, n, seen.unseen_rows.get(s, 0)) for s, n in seen.triples.items()],
+    )
+    degree = seen.degree
+    _table(
+        "triples per entity", "median", "most", "entities in one triple only", "self-loops",
+        rows=[(degree["mean"], degree["median"], int(degree["max"]), int(degree["once"]), seen.self_loops)],
+    )  # fmt: skip
+    shown = seen.relation_table if every_relation else seen.relation_table[:SHOWN_RELATIONS]
+    rows = [(r.name, r.train, r.valid, r.test, r.heads, r.tails, r.category) for r in shown]
+    _table("relation", "train", "valid", "test", "heads", "tails", "category", rows=rows)
+    if len(shown) < seen.relations:
+        out.print(f"... and {seen.relations - len(shown):,} more relations (--relations shows all)", style="dim")
+    if seen.related:
+        pairs = seen.related if every_relation else seen.related[:SHOWN_RELATIONS]
+        _table(
+            "relation",
+            "says nearly the same as",
+            "how",
+            "share of pairs",
+            rows=[(p.first, p.second, p.kind, p.share) for p in pairs],
+        )
+        if len(pairs) < len(seen.related):
+            out.print(f"... and {len(seen.related) - len(pairs):,} more pairs (--relations shows all)", style="dim")
+    if seen.confidential or seen.groups:
+        out.print(f"{seen.confidential:,} statements are confidential; {seen.groups:,} groups")
+    for note in seen.notes:
+        out.print(Text(note, style="dim"))
+    _warn(seen.warnings)
+
+
+def _show_parties(parties: Parties, statistics: dict[str, Any], views: list[Inspection] | None) -> None:
+    rows = [
+        (
+            p["name"],
+            p["entities"],
+            p["entities_shared"],
+            p["relations"],
+            *(p["triples"][s] for s in ("train", "valid", "test")),
+        )
+        for p in statistics["parties"]
+    ]
+    _table("party", "entities", "shared with others", "relations", "train", "valid", "test", rows=rows)
+    overlaps = statistics["overlaps"]
+    most = sorted(overlaps, key=lambda row: -row["entities"])[:SHOWN_RELATIONS]
+    rows = [(" and ".join(row["parties"]), row["entities"], row["relations"], row["triples"]) for row in most]
+    _table("in common", "entities", "relations", "triples", rows=rows)
+    if len(most) < len(overlaps):
+        out.print(f"... and {len(overlaps) - len(most):,} more pairs of parties (--json shows all)", style="dim")
+    if statistics["distinct_triples"] is not None:
+        total = sum(sum(p["triples"].values()) for p in statistics["parties"])
+        out.print(f"{total:,} triples in all splits, {statistics['distinct_triples']:,} of them distinct")
+    if left := parties.origin.get("left_out"):
+        _warn([f"{left:,} triples have no party that drew both ends, and are left out"])
+    if twice := sum(row["triples"] for row in overlaps):
+        _warn([f"{twice:,} times two parties hold the same triple: these parties are not disjoint"])
+    for name, view in zip(parties.names, views or (), strict=False):
+        _warn(f"{name}: {warning}" for warning in view.warnings)
+
+
+def main() -> None:
+    """Run; a mistake in the user's input is one message and exit code 2, never a traceback."""
+    try:
+        app()
+    except TacitError as error:
+        # Only the kind of the error is logged: its text may quote the data.
+        LOG.error("stopped by %s", type(error).__name__)
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,407 @@
+"""One graph into the graphs of several parties, or several given graphs with an alignment.
+
+    triples     every party gets a random share of all triples, split anew (FedR, Zhang et al. 2022)
+    entities    every party draws a subset of the entities and gets triples among them (DP-FLames, Hu et al. 2023)
+    relations   relations are dealt out, and every party gets the triples of its own (FedE, Chen et al. 2021)
+
+No triple ever goes to two parties. The result depends on the graph and the seed alone, not on the order of any file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.draws import Purpose, Stream
+from tacit.errors import BadInput, Problem, TacitError, excerpt
+from tacit.files import FORMATS, MANIFEST, PARTY_FILE, BadRows, fill_folder, read_graph, read_splits
+from tacit.files.lines import bare_name, text_lines
+from tacit.folders import new_folder, read_json, write_json
+from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, SplitName, assemble, concatenate
+
+LOG = logging.getLogger(__name__)
+SCHEMA = "tacit.parties/1"
+PARTIES = "parties.json"
+ALIGNMENT = "alignment.tsv"
+PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+Kind = Literal["entity", "relation"]
+By = Literal["triples", "entities", "relations"]
+FRESH_SPLIT = (0.8, 0.1, 0.1)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One thing under the names it has at two parties."""
+
+    party: str
+    name: str
+    other: str
+    other_name: str
+    kind: Kind = "entity"
+
+
+@dataclass(frozen=True)
+class Parties(Sequence[Graph]):
+    """The graphs of several parties.
+
+    Attributes
+    ----------
+    names
+        One per party; also its folder's name.
+    graphs
+        One per party, each with a vocabulary of its own.
+    links
+        Which names of different parties mean the same. None: equal names do, and no others.
+    origin
+        How the parties came about: method, seed, what was left out. JSON values only.
+    """
+
+    names: tuple[str, ...]
+    graphs: tuple[Graph, ...]
+    links: tuple[Link, ...] | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.graphs) or len(set(self.names)) != len(self.names):
+            raise TacitError("Every party needs a name of its own.")
+        for name in self.names:
+            if not PARTY_NAME.fullmatch(name):
+                raise TacitError(
+                    f"{excerpt(name)} cannot be the name of a party: use letters, digits, dots, dashes and underscores."
+                )
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    @overload
+    def __getitem__(self, item: int) -> Graph: ...
+    @overload
+    def __getitem__(self, item: slice) -> Sequence[Graph]: ...
+    def __getitem__(self, item: int | slice) -> Graph | Sequence[Graph]:
+        return self.graphs[item]
+
+    def shared(self, one: int, two: int, kind: Kind = "entity") -> tuple[Ids, Ids]:
+        """The ids at party `one` and at party `two` of what both of them hold."""
+        vocabs = [self.graphs[i].entities if kind == "entity" else self.graphs[i].relations for i in (one, two)]
+        if self.links is None:
+            there = vocabs[0].positions(vocabs[1])
+            return np.flatnonzero(there >= 0).astype(np.int32), there[there >= 0]
+        pair = self.names[one], self.names[two]
+        rows = []
+        for link in self.links:
+            if link.kind == kind and (link.party, link.other) == pair:
+                rows.append((vocabs[0].id(link.name), vocabs[1].id(link.other_name)))
+            elif link.kind == kind and (link.other, link.party) == pair:
+                rows.append((vocabs[0].id(link.other_name), vocabs[1].id(link.name)))
+        ids = np.array(rows, np.int32).reshape(-1, 2)
+        return ids[:, 0], ids[:, 1]
+
+    def statistics(self) -> dict[str, Any]:
+        """Sizes per party, and what each pair of parties has in common."""
+        names = range(len(self))
+        held = [np.zeros(len(graph.entities), bool) for graph in self.graphs]
+        overlaps = []
+        for one, two in itertools.combinations(names, 2):
+            here, there = self.shared(one, two)
+            held[one][here] = held[two][there] = True
+            overlaps.append(
+                {
+                    "parties": [self.names[one], self.names[two]],
+                    "entities": len(here),
+                    "relations": len(self.shared(one, two, "relation")[0]),
+                    "triples": self._common_triples(one, two),
+                }
+            )
+        return {
+            "parties": [
+                {
+                    "name": self.names[i],
+                    "entities": len(graph.entities),
+                    "entities_shared": int(held[i].sum()),
+                    "relations": len(graph.relations),
+                    "triples": {name: len(split) for name, split in graph.splits.items()},
+                }
+                for i, graph in enumerate(self.graphs)
+            ],
+            "overlaps": overlaps,
+            "distinct_triples": None
+            if self.links is not None
+            else len(np.unique(pool(self).statements.triples, axis=0)),
+        }
+
+    def _common_triples(self, one: int, two: int) -> int:
+        """How many triples of one party are also the other's, under the alignment."""
+        here, there = self.graphs[one], self.graphs[two]
+        maps = []
+        for kind, size in (("entity", len(there.entities)), ("relation", len(there.relations))):
+            ids, others = self.shared(one, two, kind)  # type: ignore[arg-type]
+            back = np.full(size, -1, np.int32)
+            back[others] = ids
+            maps.append(back)
+        triples = there.statements.triples
+        moved = np.stack([maps[0][triples[:, 0]], maps[1][triples[:, 1]], maps[0][triples[:, 2]]], 1)
+        moved = moved[(moved >= 0).all(axis=1)]
+        return len(np.intersect1d(here.keys(moved), here.keys(here.statements.triples)))
+
+
+def partition(
+    graph: Graph,
+    by: By,
+    parts: int,
+    *,
+    seed: int = 0,
+    share: float = 0.7,
+    split: tuple[float, float, float] | Literal["keep"] | None = None,
+) -> Parties:
+    """Divide a graph among parties.
+
+    Parameters
+    ----------
+    by
+        "triples", "entities" or "relations": what is dealt out.
+    parts
+        How many parties.
+    seed
+        Everything random follows from it.
+    share
+        For "entities": the share of all entities that each party draws. Triples whose ends no party drew together are
+        left out, and counted in `origin`.
+    split
+        How each party's triples become train, valid and test: three shares, or "keep" for the graph's own splits.
+        Default: the method's own, which is "keep" for entities and 80/10/10 for triples and relations; and 80/10/10
+        for a graph that has no splits.
+    """
+    if by not in METHODS:
+        raise TacitError(f"A graph is divided by {', '.join(METHODS)}; not by {by!r}.")
+    if parts < 1:
+        raise TacitError(f"A graph can be divided among 1 or more parties, not {parts}.")
+    if not 0 < share <= 1:
+        raise TacitError(f"The share of entities is above 0 and at most 1, not {share}.")
+    if split is None:
+        split = "keep" if by == "entities" and (len(graph.valid) or len(graph.test)) else FRESH_SPLIT
+    if split != "keep" and (len(split) != 3 or min(split) < 0 or abs(sum(split) - 1) > 1e-9):
+        raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
+
+    pool = graph.statements.triples
+    _, first, which = np.unique(graph.keys(pool), return_index=True, return_inverse=True)
+    distinct = pool[first]  # sorted, and each triple once, even if it stands in two splits of a leaking source
+    owner = METHODS[by](graph, distinct, parts, seed, share)
+    graphs = []
+    for party in range(parts):
+        if split == "keep":
+            rows = np.flatnonzero(owner[which.reshape(-1)] == party)
+            cuts = np.cumsum([len(graph.train), len(graph.valid)])
+            pieces = np.split(rows, np.searchsorted(rows, cuts))
+        else:
+            rows = first[owner == party]
+            rows = rows[Stream(seed, Purpose.SPLIT, party).permutation(len(rows))]
+            pieces = np.split(rows, np.rint(np.cumsum(split[:2]) * len(rows)).astype(int))
+        graphs.append(graph.carve(dict(zip(SPLITS, pieces, strict=True))))
+    if empty := [i for i, part in enumerate(graphs) if not len(part.train)]:
+        raise TacitError(f"{len(empty)} of {parts} parties would get no training triple. Divide among fewer parties.")
+    left_out = int((owner < 0).sum())
+    origin: dict[str, Any] = {"by": by, "seed": seed, "source": graph.fingerprint, "left_out": left_out}
+    origin["split"] = split if split == "keep" else list(split)
+    if by == "entities":
+        origin["share"] = share
+    LOG.info("divided %d triples by %s among %d parties, %d left out", len(distinct), by, parts, left_out)
+    return Parties(tuple(f"party-{i:02d}" for i in range(parts)), tuple(graphs), None, origin)
+
+
+Owner = npt.NDArray[np.int64]
+
+
+def _by_triples(graph: Graph, triples: Ids, parts: int, seed: int, share: float) -> Owner:
+    return _deal(len(triples), parts, seed)
+
+
+def _by_relations(graph: Graph, triples: Ids, parts: int, seed: int, share: float) -> Owner:
+    if parts > len(graph.relations):
+        raise TacitError(
+            f"{len(graph.relations)} relations cannot be dealt to {parts} parties: each needs at least one."
+        )
+    return _deal(len(graph.relations), parts, seed)[triples[:, 1]]
+
+
+def _by_entities(graph: Graph, triples: Ids, parts: int, seed: int, share: float) -> Owner:
+    size = max(1, round(share * len(graph.entities)))
+    candidate = np.zeros((parts, len(triples)), bool)
+    for party in range(parts):
+        drawn = np.zeros(len(graph.entities), bool)
+        drawn[Stream(seed, Purpose.PARTITION, party).permutation(len(drawn))[:size]] = True
+        candidate[party] = drawn[triples[:, 0]] & drawn[triples[:, 2]]
+    # Of the parties that hold both ends of a triple, one gets it: the k-th, k drawn for each triple.
+    count = candidate.sum(axis=0)
+    turn = (Stream(seed, Purpose.PARTITION, step=1).uniform(len(triples)) * count).astype(np.int64) + 1
+    owner = (np.cumsum(candidate, axis=0) < turn).sum(axis=0)
+    return np.where(count > 0, owner, -1)
+
+
+def _deal(items: int, parts: int, seed: int) -> Owner:
+    """Deal items out like cards: sizes differ by one at most."""
+    owner = np.empty(items, np.int64)
+    owner[Stream(seed, Purpose.PARTITION).permutation(items)] = np.arange(items) % parts
+    return owner
+
+
+METHODS: dict[str, Callable[[Graph, Ids, int, int, float], Owner]] = {
+    "triples": _by_triples,
+    "entities": _by_entities,
+    "relations": _by_relations,
+}
+
+
+def given(graphs: Mapping[str, Graph], links: Sequence[Link] | None = None) -> Parties:
+    """Parties from graphs that exist; without links, equal names mean the same thing."""
+    return Parties(tuple(graphs), tuple(graphs.values()), None if links is None else tuple(links), {"by": "given"})
+
+
+def pool(parties: Parties) -> Graph:
+    """All triples of all parties in one graph, equal names being the same thing: what `Central` trains on."""
+    if parties.links is not None:
+        raise TacitError("Parties whose names are linked by an alignment cannot be pooled by name.")
+    place: dict[str, int] = {}
+    pieces: dict[SplitName, list[Split]] = {name: [] for name in SPLITS}
+    for graph in parties:
+        vocabs = (graph.entities, graph.relations, graph.groups)
+        entity, relation, group = (
+            np.array([place.setdefault(n, len(place)) for n in vocab], np.int32) for vocab in vocabs
+        )
+        for name, split in graph.splits.items():
+            h, r, t = split.triples.T
+            ids = None if split.group is None else np.where(split.group == NO_GROUP, NO_GROUP, group[split.group])
+            pieces[name].append(Split(np.stack([entity[h], relation[r], entity[t]], 1), split.confidential, ids))
+    return assemble(list(place), {name: concatenate(splits) for name, splits in pieces.items()})[0]
+
+
+def write_parties(parties: Parties, path: str | PathLike[str], *, force: bool = False) -> None:
+    """Write one folder per party, and parties.json."""
+    with new_folder(Path(path), PARTIES, replace=force) as folder:
+        fill_parties(parties, folder)
+
+
+def fill_parties(parties: Parties, folder: Path) -> None:
+    """Write the parties' folders into a folder that exists."""
+    for name, graph in zip(parties.names, parties.graphs, strict=True):
+        (folder / name).mkdir()
+        fill_folder(graph, folder / name)
+    if parties.links is not None:
+        rows = [(k.party, k.name, k.other, k.other_name, k.kind) for k in parties.links]
+        lines = ["\t".join(row) + "\n" for row in [("party", "name", "other", "other_name", "kind"), *rows]]
+        (folder / ALIGNMENT).write_text("".join(lines), encoding="utf-8")
+    content = {"parties": list(parties.names), "aligned": parties.links is not None, "origin": dict(parties.origin)}
+    write_json(folder / PARTIES, SCHEMA, {**content, "statistics": parties.statistics()})
+
+
+def holds_parties(folder: Path) -> bool:
+    """Whether a folder is one of several parties rather than of one graph."""
+    if not folder.is_dir() or _holds_graph(folder):
+        return False
+    below = any(path.is_dir() and _holds_graph(path) for path in folder.iterdir())
+    return (folder / PARTIES).is_file() or bool(party_files(folder)) or below
+
+
+def read_parties(path: str | PathLike[str], *, bad_rows: BadRows = "refuse") -> Parties:
+    """Read parties from a folder.
+
+    The folder was written by `write_parties`; or holds files named NAME-train, NAME-valid, NAME-test in any format; or
+    one folder per party, with pairs of aligned names in files named alignment/A_B.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder.")
+    if (folder / PARTIES).is_file():
+        manifest = read_json(folder / PARTIES, SCHEMA)
+        if strange := [name for name in manifest["parties"] if not PARTY_NAME.fullmatch(str(name))]:
+            raise BadInput(
+                f"{folder / PARTIES}: found {excerpt(str(strange[0]))}; expected the name of a party's folder."
+            )
+        graphs = {name: read_graph(folder / name) for name in manifest["parties"]}
+        links = read_links(folder / ALIGNMENT, graphs) if manifest["aligned"] else None
+        return Parties(tuple(graphs), tuple(graphs.values()), links, manifest["origin"])
+    if files := party_files(folder):
+        return given({name: read_splits(splits, bad_rows=bad_rows) for name, splits in files.items()})
+    graphs = {
+        path.name: read_graph(path, bad_rows=bad_rows)
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and _holds_graph(path)
+    }
+    if not graphs:
+        raise BadInput(
+            f"{folder}: found no party's graph here.",
+            hint="Expected folders with train files, or files named like hospital-train.tsv and hospital-test.tsv.",
+        )
+    aligned = sorted((folder / "alignment").iterdir()) if (folder / "alignment").is_dir() else []
+    pairs = [(file, Path(bare_name(file)).stem.split("_")) for file in aligned]
+    links = tuple(
+        link
+        for file, pair in pairs
+        if len(pair) == 2 and set(pair) <= graphs.keys()
+        for link in read_links(file, graphs, pair)
+    )
+    return given(graphs, links or None)
+
+
+def _holds_graph(folder: Path) -> bool:
+    names = [Path(bare_name(path)) for path in folder.iterdir()]
+    return any(
+        name.name == MANIFEST or name.stem == "train2id" or (name.stem == "train" and name.suffix in FORMATS)
+        for name in names
+    )
+
+
+def party_files(folder: Path) -> dict[str, dict[SplitName, Path]]:
+    """The files of a folder that are named after a party and a split."""
+    found: dict[str, dict[SplitName, Path]] = {}
+    for file in sorted(folder.iterdir()):
+        name = Path(bare_name(file))
+        if file.is_file() and name.suffix in FORMATS and (match := PARTY_FILE.fullmatch(name.stem)):
+            found.setdefault(match["party"], {})[match["split"]] = file  # type: ignore[index]
+    return {party: {s: files[s] for s in SPLITS if s in files} for party, files in found.items() if "train" in files}
+
+
+def read_links(path: Path, graphs: Mapping[str, Graph], pair: Sequence[str] | None = None) -> tuple[Link, ...]:
+    """Read an alignment: rows of two names, those of the parties `pair`; or of party, name, party, name[, kind]."""
+    problems, links = [], []
+    for number, text in text_lines(path):
+        fields = text.split("\t")
+        if fields[:2] == ["party", "name"] and number == 1:
+            continue
+        if len(fields) == 2 and pair is not None:
+            fields = [pair[0], fields[0], pair[1], fields[1]]
+        try:
+            links.append(_link(fields, graphs))
+        except ValueError as error:
+            expected = (
+                "two names"
+                if pair is not None
+                else "party, name, party, name and maybe entity or relation, separated by tabs"
+            )
+            problems.append(Problem(str(path), number, str(error), expected))
+    if problems:
+        raise BadInput(f"{path}: {len(problems):,} rows cannot be used as an alignment.", problems)
+    return tuple(links)
+
+
+def _link(fields: Sequence[str], graphs: Mapping[str, Graph]) -> Link:
+    if len(fields) not in (4, 5):
+        raise ValueError(f"{len(fields)} columns")
+    kind = fields[4] if len(fields) == 5 else "entity"
+    if kind not in ("entity", "relation"):
+        raise ValueError(f"the kind {excerpt(kind)}")
+    for party, name in (fields[0:2], fields[2:4]):
+        if party not in graphs:
+            raise ValueError(f"the party {excerpt(party)}, which is not given")
+        vocab = graphs[party].entities if kind == "entity" else graphs[party].relations
+        if name not in vocab:
+            raise ValueError(f"{excerpt(name)}, which is no {kind} of {party}")
+    return Link(fields[0], fields[1], fields[2], fields[3], "entity" if kind == "entity" else "relation")
