@@ -79,22 +79,16 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
     return philox(counter, (seed & MASK, seed >> 32))
 
 
-def bits(seed: int, purpose: int, party: Array, step: Array, index: Array) -> Array:
+def bits(seed: int, purpose: int, party: Array | int, step: Array | int, index: Array | int) -> Array:
     """The 32-bit word at each `index` (int64 in [0, 2**32)); `party`, `step` and `index` broadcast.
 
-    Pass torch tensors to draw on their device, NumPy arrays or integers otherwise.
+    Pass int64 tensors to draw on their device, int64 arrays or integers otherwise.
     """
-    index = _words(index)
-    words = blocks(seed, purpose, _words(party), _words(step), index >> 2)
+    if isinstance(index, int):
+        index = np.array([index], np.int64)  # an array, not a number: NumPy warns of numbers that wrap
+    words = blocks(seed, purpose, party, step, index >> 2)
     # Choosing by arithmetic keeps one code path for both libraries: exactly one factor is 1.
     return sum(word * (index & 3 == lane) for lane, word in enumerate(words))
-
-
-def _words(value: Array) -> Array:
-    """`value` as int64 array or tensor; arrays, so that NumPy wraps products silently as torch does."""
-    if hasattr(value, "is_floating_point"):
-        return value.long()
-    return np.asarray(value, np.int64).reshape(np.shape(value) or (1,))
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,8 @@ class Stream:
     def uniform(self, count: int) -> Array:
         """`count` float64 uniform over [0, 1), each a multiple of 2**-53."""
         upper, lower = self.pairs(count)
-        return ((upper >> 5) * (1 << 26) + (lower >> 6)) * 2.0**-53
+        whole = (upper >> 5) * (1 << 26) + (lower >> 6)
+        return (whole.astype(np.float64) if self.device is None else whole.double()) * 2.0**-53
 
     def normal(self, count: int) -> Array:
         """`count` standard normal float64 (Box and Muller 1958)."""

@@ -137,13 +137,17 @@ class _Reader:
     def begin(self, block: Block) -> bool:
         """Learn the layout from the first row of the file; False if the block is blank."""
         for number, line in enumerate(block.lines(), block.line):
-            if line.strip():
+            if not self.blank(line):
                 text = line.decode("utf-8", "surrogateescape")
                 first = next(csv.reader([text])) if self.quotes(block) else text.split(self.separator)
                 self.layout = find_layout(first, self.columns, f"{self.path}:{number}")
                 self.header_line = number if self.layout.header else 0
                 return True
         return False
+
+    def blank(self, line: bytes) -> bool:
+        """Whether a line holds no row: nothing but blanks, not even a separator."""
+        return not line.strip() and self.byte not in line
 
     def quotes(self, block: Block) -> bool:
         """Whether fields of the block may be quoted."""
@@ -178,7 +182,7 @@ class _Reader:
         kept: list[bytes] = []
         numbers: list[int] = []
         for number, line in enumerate(block.lines(), block.line):
-            if number != self.header_line and line.strip() and self._fits(line.count(self.byte) + 1, number, line):
+            if number != self.header_line and not self.blank(line) and self._fits(line.count(self.byte) + 1, number, line):
                 kept.append(line)
                 numbers.append(number)
         if kept:
@@ -215,7 +219,7 @@ class _Reader:
                 batch, numbers = [], []
             if record is None:
                 return
-            if not record or not "".join(record).strip():
+            if len(record) < 2 and not "".join(record).strip():
                 continue
             if number != self.header_line and self._fits(
                 len(record), number, self.separator.join(record).encode("utf-8", "surrogateescape")

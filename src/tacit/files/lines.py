@@ -76,10 +76,10 @@ class Block:
         return bytes(memoryview(self.data)[: self.end - 1]).split(b"\n")
 
 
-def blocks(path: Path, size: int = BLOCK) -> Iterator[Block]:
+def blocks(path: Path) -> Iterator[Block]:
     """The file in blocks of whole lines; a last line without a line feed gets one, CR LF becomes LF."""
     with reading(path) as file:
-        yield from _blocks(file, path, size)
+        yield from _blocks(file, path, BLOCK)
 
 
 def _blocks(file: IO[bytes], path: Path, size: int) -> Iterator[Block]:

@@ -60,7 +60,7 @@ ANONYMOUS = re.compile(r"_:[0-9a-f]{20,32}")
 """How the parser labels a blank node that has no label in the file: at random, anew each time."""
 BASE = "tacit://graph/"
 """What relative IRIs are relative to."""
-BATCH = 1 << 16
+BATCH, SCOPE = 1 << 16, 1 << 8
 Statement = tuple[int | None, Any]
 """The line, where the format has lines, and the pyoxigraph quad."""
 
@@ -197,7 +197,9 @@ def _parse_tree(path: Path, format: ox.RdfFormat, prefixes: dict[str, str]) -> I
         parser = ox.parse(file, format=format, base_iri=BASE)
         batch: list[Statement] = []
         try:
-            for quad in parser:
+            for count, quad in enumerate(parser):
+                if count % SCOPE == 0:  # in RDF/XML a prefix is known only inside the element that declares it
+                    prefixes.update(parser.prefixes)
                 batch.append((None, quad))
                 if len(batch) == BATCH:
                     yield batch
