@@ -71,14 +71,14 @@ class Encoder:
 
 
 def _checked(names: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-    """Binaries as text, and the faults of those that cannot be names (which become any text that can)."""
+    """Binaries as text, and the faults of those that cannot be names (whose place is held by text that no name can be)."""
     faults: dict[int, str] = {}
     try:
         text = names.cast(pa.string())
     except pa.ArrowInvalid:
         values = [value.decode("utf-8", "surrogateescape") for value in names.to_pylist()]
         faults = {i: fault for i, value in enumerate(values) if (fault := name_fault(value))}
-        return pa.array(["-" if i in faults else value for i, value in enumerate(values)], pa.string()), faults
+        return pa.array([f"\0{i}" if i in faults else value for i, value in enumerate(values)], pa.string()), faults
     values = text.to_pylist()
     if not all(values) or any(map(str.isspace, values)) or FORBIDDEN.search("".join(values)):
         faults = {i: fault for i, value in enumerate(values) if (fault := name_fault(value))}
