@@ -8,7 +8,20 @@ from tacit.graph import Graph
 
 plain_names = st.sampled_from([f"e{i}" for i in range(8)])
 odd_names = st.sampled_from(
-    ['"quoted"', '"lit"@en', '"5"^^xsd:integer', "<http://x/y>", "http://x/y#z", "_:b1", "ex:a", "a,b", "100%", "a\\tb", "naïve", " x "]
+    [
+        '"quoted"',
+        '"lit"@en',
+        '"5"^^xsd:integer',
+        "<http://x/y>",
+        "http://x/y#z",
+        "_:b1",
+        "ex:a",
+        "a,b",
+        "100%",
+        "a\\tb",
+        "naïve",
+        " x ",
+    ]
 )
 characters = st.characters(exclude_categories=["Cc", "Cs"])
 any_names = st.text(characters, min_size=1, max_size=8).map(lambda name: name if name.strip() else name + ".")

@@ -73,7 +73,9 @@ def test_a_prefix_that_two_files_disagree_on_keeps_its_first_meaning(tmp_path):
 
 
 def test_a_name_does_not_depend_on_where_the_prefix_is_declared(tmp_path):
-    (tmp_path / "graph.ttl").write_text("<http://e/a> <http://e/r> <http://e/b> . @prefix e: <http://e/> . e:a e:r e:c .")
+    (tmp_path / "graph.ttl").write_text(
+        "<http://e/a> <http://e/r> <http://e/b> . @prefix e: <http://e/> . e:a e:r e:c ."
+    )
     assert set(read_graph(tmp_path / "graph.ttl").named("train")) == {("e:a", "e:r", "e:b"), ("e:a", "e:r", "e:c")}
 
 
@@ -86,7 +88,9 @@ def test_nodes_without_a_label_are_the_same_each_time(tmp_path):
 
 def test_bad_lines_of_n_triples_are_rejected_one_by_one(tmp_path):
     path = tmp_path / "graph.nt"
-    path.write_text("<http://a> <http://r> <http://b> .\nnonsense\n# fine\n<http://a> <http://r> .\n<http://a> <http://r> <http://c> .\n")
+    path.write_text(
+        "<http://a> <http://r> <http://b> .\nnonsense\n# fine\n<http://a> <http://r> .\n<http://a> <http://r> <http://c> .\n"
+    )
     graph = read_graph(path, bad_rows="skip")
     assert len(graph.train) == 2
     assert [problem.line for problem in graph.reading.files[0].problems] == [2, 4]
@@ -102,7 +106,9 @@ def test_a_fault_in_turtle_names_its_line(tmp_path):
 
 
 def test_named_graphs_are_read_and_said(tmp_path):
-    (tmp_path / "graph.nq").write_text("<http://a> <http://r> <http://b> <http://g> .\n<http://a> <http://r> <http://b> .\n")
+    (tmp_path / "graph.nq").write_text(
+        "<http://a> <http://r> <http://b> <http://g> .\n<http://a> <http://r> <http://b> .\n"
+    )
     graph = read_graph(tmp_path / "graph.nq")
     assert graph.reading.duplicates == 1
     assert graph.reading.files[0].notes == ("1 statements of named graphs are read as plain triples",)
@@ -111,13 +117,26 @@ def test_named_graphs_are_read_and_said(tmp_path):
 PREFIXES = {"ex": "http://ex.org/", "": "http://empty/", "deep": "http://ex.org/deep/", "http": "http:"}
 
 
-@given(names | st.sampled_from(["ex:a/b", ":x", "deep:", "http://ex.org/a", "http://", "<a", "urn:tacit:x", "<urn:tacit:x>", '"a']))
+@given(
+    names
+    | st.sampled_from(
+        ["ex:a/b", ":x", "deep:", "http://ex.org/a", "http://", "<a", "urn:tacit:x", "<urn:tacit:x>", '"a']
+    )
+)
 def test_every_name_survives_as_every_part(name):
     for allowed in ("<", "<_", '<_"'):
         assert Prefixes(PREFIXES).shorten(Prefixes(PREFIXES).write(name, allowed)) == name
 
 
-IRIS = ["http://ex.org/a", "http://ex.org/deep/x", "http://ex.org/", "http:////odd", "urn:a:b", "http://other/ex:a", "http://empty/#"]
+IRIS = [
+    "http://ex.org/a",
+    "http://ex.org/deep/x",
+    "http://ex.org/",
+    "http:////odd",
+    "urn:a:b",
+    "http://other/ex:a",
+    "http://empty/#",
+]
 
 
 @pytest.mark.parametrize("iri", IRIS)

@@ -68,7 +68,20 @@ def check_against_slow(path, data, separator=b"\t"):
 
 lines = (
     triples.map("\t".join).map(str.encode)
-    | st.sampled_from([b"", b"  ", b"a\tb", b"a\tb\tc\td", b"a\t\tc", b"a\t \tc", b"\xff\tr\tb", b"a\tr\tb\x00", b"a\rb\tr\tc", b"\t\t"])
+    | st.sampled_from(
+        [
+            b"",
+            b"  ",
+            b"a\tb",
+            b"a\tb\tc\td",
+            b"a\t\tc",
+            b"a\t \tc",
+            b"\xff\tr\tb",
+            b"a\tr\tb\x00",
+            b"a\rb\tr\tc",
+            b"\t\t",
+        ]
+    )
     | st.binary(max_size=12)
 )
 BOMS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
@@ -96,7 +109,9 @@ def test_csv_without_quotes_equals_the_slow_reader(folder, content, size):
         check_against_slow(path, data, b",")
 
 
-@given(st.lists(triples, min_size=1, max_size=20), st.lists(st.booleans(), min_size=20, max_size=20), st.integers(8, 64))
+@given(
+    st.lists(triples, min_size=1, max_size=20), st.lists(st.booleans(), min_size=20, max_size=20), st.integers(8, 64)
+)
 def test_quoted_csv_equals_pythons_reader(folder, rows, quote, size):
     text = io.StringIO()
     for row, all_quoted in zip(rows, quote, strict=False):
@@ -176,7 +191,9 @@ def test_a_long_list_of_problems_stays_on_one_screen(tmp_path):
     assert len(str(caught.value).splitlines()) <= 12
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n  \n", b"head\trelation\ttail\n"], ids=["empty", "blank", "only a header"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n  \n", b"head\trelation\ttail\n"], ids=["empty", "blank", "only a header"]
+)
 def test_a_file_without_statements_is_an_error(tmp_path, content):
     path = tmp_path / "graph.tsv"
     path.write_bytes(content)
@@ -260,7 +277,9 @@ def test_columns_by_name_or_position(tmp_path, header, columns, quoted):
     where = {
         ("subject,predicate,object,score", None): (0, 1, 2),
         ("x,target,relation,source", None): (3, 2, 1),
-    }.get((header, columns if columns is None else 0)) or [int(str(c).translate(str.maketrans("abcd1234", "01230123"))) for c in columns]
+    }.get((header, columns if columns is None else 0)) or [
+        int(str(c).translate(str.maketrans("abcd1234", "01230123"))) for c in columns
+    ]
     assert set(graph.named("train")) == {tuple(row[i] for i in where) for row in rows}
     assert graph.reading.files[0].header == (header is not None)
 
@@ -373,7 +392,9 @@ def test_what_was_written_is_guarded(tmp_path):
     write_graph(graph, tmp_path / "g")
     manifest = tmp_path / "g" / "graph.json"
     manifest.write_text(manifest.read_text().replace("tacit.graph/1", "tacit.graph/2"))
-    with pytest.raises(BadInput, match=r"was written as tacit.graph/2; this version of tacit reads up to tacit.graph/1"):
+    with pytest.raises(
+        BadInput, match=r"was written as tacit.graph/2; this version of tacit reads up to tacit.graph/1"
+    ):
         read_graph(tmp_path / "g")
     manifest.write_text(manifest.read_text().replace("tacit.graph/2", "tacit.graph/1"))
     (tmp_path / "g" / "train.tsv").write_text("head\trelation\ttail\na\tr\tc\n")

@@ -145,10 +145,8 @@ def _join(
     splits: dict[SplitName, Split] = {}
     for raw, place in zip(raws, places[: len(raws)], strict=True):
         group = None if raw.group is None else np.where(raw.group == NO_GROUP, NO_GROUP, place[raw.group])
-        # The first file's names keep their places, so its ids need no copy.
-        splits[raw.reading.split] = Split(
-            raw.triples if raw is raws[0] else place[raw.triples], raw.confidential, group
-        )
+        moved = not np.array_equal(place, np.arange(len(place)))  # a single table's names stay: no copy of its ids
+        splits[raw.reading.split] = Split(place[raw.triples] if moved else raw.triples, raw.confidential, group)
     graph, repeats = assemble(names, splits, rank=rank, entities=places[-2], relations=places[-1], prefixes=prefixes)
     reading = reading.with_duplicates(repeats)
     LOG.info(

@@ -182,7 +182,11 @@ class _Reader:
         kept: list[bytes] = []
         numbers: list[int] = []
         for number, line in enumerate(block.lines(), block.line):
-            if number != self.header_line and not self.blank(line) and self._fits(line.count(self.byte) + 1, number, line):
+            if (
+                number != self.header_line
+                and not self.blank(line)
+                and self._fits(line.count(self.byte) + 1, number, line)
+            ):
                 kept.append(line)
                 numbers.append(number)
         if kept:

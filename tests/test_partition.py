@@ -1,0 +1,232 @@
+"""Partition: promises checked on any graph, by any method."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import graphs, plain_triples
+
+from tacit import BadInput, Graph, TacitError, partition, pool, read_graph, read_parties, write_graph, write_parties
+from tacit.graph import SPLITS
+from tacit.partition import METHODS, Link, Parties, given as given_parties, read_links
+
+methods = st.sampled_from(list(METHODS))
+splits = st.sampled_from([None, "keep", (0.8, 0.1, 0.1), (1.0, 0.0, 0.0)])
+
+
+def named(graph):
+    return {split: set(graph.named(split)) for split in SPLITS}
+
+
+def divide(graph, *args, **options):
+    """A partition, or None where the graph is too small for it (said in one sentence)."""
+    try:
+        return partition(graph, *args, **options)
+    except TacitError as error:
+        assert "parties" in str(error)
+        return None
+
+
+@given(graphs(plain_triples), methods, st.integers(1, 4), st.integers(0, 2**64 - 1), splits)
+def test_no_triple_is_lost_or_held_twice(graph, by, parts, seed, split):
+    parties = divide(graph, by, parts, seed=seed, split=split)
+    if parties is None:
+        return
+    held = [set().union(*named(party).values()) for party in parties]
+    everything = set().union(*named(graph).values())
+    assert sum(map(len, held)) == len(set().union(*held))
+    assert len(set().union(*held)) + parties.origin["left_out"] == len(everything)
+    assert set().union(*held) <= everything
+    if by != "entities":
+        assert parties.origin["left_out"] == 0
+    for party in parties:
+        assert set(party.entities) == {x for h, _, t in set().union(*named(party).values()) for x in (h, t)}
+        if parties.origin["split"] == "keep":
+            assert all(named(party)[name] <= named(graph)[name] for name in SPLITS)
+        else:
+            assert sum(len(part) for part in party.splits.values()) == len(set().union(*named(party).values()))
+
+
+@given(st.lists(plain_triples, min_size=6, max_size=30), methods, st.integers(0, 99), st.randoms(use_true_random=False))
+def test_the_order_of_lines_does_not_matter(statements, by, seed, random):
+    shuffled = statements[:]
+    random.shuffle(shuffled)
+    one, two = (divide(Graph.from_triples(rows), by, 2, seed=seed) for rows in (statements, shuffled))
+    assert (one is None) == (two is None)
+    assert one is None or one.graphs == two.graphs
+
+
+@given(graphs(plain_triples), st.integers(2, 3), st.integers(0, 99))
+def test_relations_go_to_one_party_each(graph, parts, seed):
+    if parties := divide(graph, "relations", parts, seed=seed):
+        relations = [set(party.relations) for party in parties]
+        assert sum(map(len, relations)) == len(graph.relations)
+
+
+@given(graphs(plain_triples), st.integers(2, 3), st.integers(0, 99))
+def test_triples_are_dealt_evenly(graph, parts, seed):
+    if parties := divide(graph, "triples", parts, seed=seed):
+        sizes = [len(party.statements) for party in parties]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def grid(size=30):
+    return Graph.from_triples(
+        [(f"e{i:02}", f"r{(i * j) % 5}", f"e{j:02}") for i in range(size) for j in range(size) if i != j]
+    )
+
+
+def test_seeds_differ_and_repeat():
+    graph = grid()
+    one, again, other = (partition(graph, "entities", 3, seed=seed) for seed in (1, 1, 2))
+    assert one.graphs == again.graphs
+    assert one.graphs != other.graphs
+
+
+def test_a_party_gets_its_share_of_the_entities():
+    parties = partition(grid(), "entities", 3, seed=5, share=0.5)
+    assert [len(party.entities) for party in parties] == [15, 15, 15]
+    assert [round(len(p.train) / len(p.statements), 2) for p in parties] == [0.8] * 3
+
+
+def test_a_small_partition_is_what_it_always_was():
+    """The draws behind a seed are a promise; a change here changes every published split."""
+    prints = [party.fingerprint[:12] for by in METHODS for party in partition(grid(10), by, 2, seed=7)]
+    assert prints == ["d133c152cffd", "68ba0b5da261", "5e376db507fa", "0c0d2edbc582", "4d2a6b70085b", "9c491ef3f133"]
+
+
+@pytest.mark.parametrize(
+    ("by", "options", "message"),
+    [
+        ("colour", {}, "divided by triples, entities, relations"),
+        ("triples", {"parts": 0}, "not 0"),
+        ("entities", {"share": 0.0}, "share of entities"),
+        ("triples", {"split": (0.5, 0.1, 0.1)}, "add up to 1"),
+        ("relations", {"parts": 9}, "cannot be dealt to 9 parties"),
+        ("triples", {"parts": 5000}, "would get no training triple"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(by, options, message):
+    with pytest.raises(TacitError, match=message):
+        partition(grid(), by, **({"parts": 3} | options))
+
+
+@given(graphs(), st.integers(1, 3))
+def test_pooled_parties_are_the_graph_again(graph, parts):
+    parties = divide(graph, "triples", parts, split="keep")
+    if parties is None:
+        return
+    whole = pool(parties)
+    assert named(whole) == named(graph)
+
+
+@given(graphs(), methods, st.integers(1, 3))
+def test_written_parties_are_read_back(tmp_path_factory, graph, by, parts):
+    if (parties := divide(graph, by, parts)) is None:
+        return
+    folder = tmp_path_factory.mktemp("parties") / "out"
+    write_parties(parties, folder)
+    again = read_parties(folder)
+    assert again == parties
+    assert json.loads((folder / "parties.json").read_text())["statistics"] == parties.statistics()
+
+
+def test_statistics_count_what_is_shared():
+    one = Graph.from_triples([("a", "r", "b"), ("b", "r", "c")])
+    two = Graph.from_triples([("b", "r", "c"), ("c", "s", "d")])
+    found = given_parties({"one": one, "two": two}).statistics()
+    assert [party["entities_shared"] for party in found["parties"]] == [2, 2]
+    assert found["overlaps"] == [{"parties": ["one", "two"], "entities": 2, "relations": 1, "triples": 1}]
+    assert found["distinct_triples"] == 3
+
+
+def aligned():
+    zh = Graph.from_triples([("甲", "治", "乙"), ("乙", "治", "丙")])
+    en = Graph.from_triples([("A", "treats", "B"), ("C", "treats", "A")])
+    links = (Link("zh", "甲", "en", "A"), Link("en", "B", "zh", "乙"), Link("zh", "治", "en", "treats", "relation"))
+    return Parties(("zh", "en"), (zh, en), links, {"by": "given"})
+
+
+def test_an_alignment_says_which_names_mean_the_same(tmp_path):
+    parties = aligned()
+    here, there = parties.shared(0, 1)
+    pairs = {(parties[0].entities[i], parties[1].entities[j]) for i, j in zip(here, there, strict=True)}
+    assert pairs == {("甲", "A"), ("乙", "B")}
+    assert [a.tolist() for a in parties.shared(1, 0)] == [there.tolist(), here.tolist()]
+    assert parties.statistics()["overlaps"][0] == {"parties": ["zh", "en"], "entities": 2, "relations": 1, "triples": 1}
+    write_parties(parties, tmp_path / "out")
+    assert read_parties(tmp_path / "out") == parties
+    with pytest.raises(TacitError, match="cannot be pooled by name"):
+        pool(parties)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("甲\tnobody", "'nobody', which is no entity of en"),
+        ("one\ttwo\tthree", "3 columns"),
+        ("zh\t甲\tfr\tA", "the party 'fr'"),
+        ("zh\t甲\ten\tA\tcolour", "the kind 'colour'"),
+    ],
+)
+def test_a_bad_alignment_names_its_lines(tmp_path, row, message):
+    graphs = dict(zip(("zh", "en"), aligned().graphs, strict=True))
+    (tmp_path / "links.tsv").write_text(f"甲\tA\n{row}\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=f"links.tsv:2: found {message}"):
+        read_links(tmp_path / "links.tsv", graphs, ("zh", "en"))
+
+
+def test_parties_in_files_named_after_them(tmp_path):
+    for party in ("north", "south"):
+        (tmp_path / f"{party}-train.tsv").write_text(f"a\tr\t{party}\n")
+        (tmp_path / f"{party}-test.tsv").write_text("a\tr\tb\n")
+    parties = read_parties(tmp_path)
+    assert parties.names == ("north", "south")
+    assert list(parties[1].named("train")) == [("a", "r", "south")]
+
+
+def test_parties_in_folders_with_alignments_beside(tmp_path):
+    for party in ("north", "south"):
+        write_graph(Graph.from_triples([(f"{party} a", "r", "b")]), tmp_path / party)
+    assert read_parties(tmp_path).links is None
+    (tmp_path / "alignment").mkdir()
+    (tmp_path / "alignment" / "north_south.txt").write_text("north a\tsouth a\n")
+    assert read_parties(tmp_path).links == (Link("north", "north a", "south", "south a"),)
+
+
+def test_folders_that_hold_no_parties(tmp_path):
+    with pytest.raises(BadInput, match="no party's graph"):
+        read_parties(tmp_path)
+    with pytest.raises(BadInput, match="no such folder"):
+        read_parties(tmp_path / "absent")
+    with pytest.raises(BadInput, match="folder of several parties"):
+        (tmp_path / "north-train.tsv").write_text("a\tr\tb\n")
+        read_graph(tmp_path)
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path):
+    write_graph(Graph.from_triples([("a", "r", "b")]), tmp_path / "secret")
+    write_parties(given_parties({"one": Graph.from_triples([("a", "r", "b")])}), tmp_path / "out")
+    manifest = tmp_path / "out" / "parties.json"
+    manifest.write_text(manifest.read_text().replace('"one"', '"../secret"'))
+    with pytest.raises(BadInput, match="expected the name of a party's folder"):
+        read_parties(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "x" * 200])
+def test_party_names_are_folder_names(name):
+    with pytest.raises(TacitError, match="cannot be the name of a party"):
+        given_parties({name: Graph.from_triples([("a", "r", "b")])})
+
+
+def test_uneven_counts_are_kept_exactly():
+    parties = partition(grid(), "triples", 7, seed=3, split=(0.6, 0.3, 0.1))
+    for party in parties:
+        total = len(party.statements)
+        assert abs(len(party.train) - 0.6 * total) <= 1
+        assert abs(len(party.valid) - 0.3 * total) <= 1
+        assert np.sum([len(split) for split in party.splits.values()]) == total
