@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -359,8 +360,14 @@ def main() -> None:
     """Run; a mistake in the user's input is one message and exit code 2, never a traceback."""
     try:
         app()
-    except TacitError as error:
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (TacitError, OSError) as error:
         # Only the kind of the error is logged: its text may quote the data.
         LOG.error("stopped by %s", type(error).__name__)
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        message = (
+            f"{error.filename}: {error.strerror}." if isinstance(error, OSError) and error.filename else str(error)
+        )
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
         sys.exit(2)

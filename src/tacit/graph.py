@@ -354,7 +354,8 @@ def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relation
     keys += (relation.astype(np.int64) * entities)[triples[:, 1]]
     keys += entity[triples[:, 2]]
     keys.sort()
-    keys = keys[_first_of_run(keys)]
+    if not (first := _first_of_run(keys)).all():
+        keys = keys[first]
     out = np.empty((len(keys), 3), np.int32)
     rest = keys // max(entities, 1)
     out[:, 2] = keys - rest * entities

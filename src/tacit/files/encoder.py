@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tacit.graph import FORBIDDEN, Ids, name_fault
+from tacit.graph import Ids, name_fault
 
 END = b"\n"
 """Closes every name inside the encoder, so that a block of a file can be handed over as it lies."""
@@ -67,22 +67,24 @@ class Encoder:
         self._unite()
         ids = np.concatenate([np.empty(0, np.int32), *self._ids]).reshape(-1, columns)
         self._ids = []
-        return *_checked(pc.binary_slice(self._known, 0, -1)), ids
-
-
-def _checked(names: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-    """Binaries as text, and the faults of those that cannot be names (whose place is held by text that no name can be)."""
-    faults: dict[int, str] = {}
-    try:
-        text = names.cast(pa.string())
-    except pa.ArrowInvalid:
+        names = pc.binary_slice(self._known, 0, -1)
+        if _plainly_good(self._known):
+            return names.cast(pa.string()), {}, ids
         values = [value.decode("utf-8", "surrogateescape") for value in names.to_pylist()]
         faults = {i: fault for i, value in enumerate(values) if (fault := name_fault(value))}
-        return pa.array([f"\0{i}" if i in faults else value for i, value in enumerate(values)], pa.string()), faults
-    values = text.to_pylist()
-    if not all(values) or any(map(str.isspace, values)) or FORBIDDEN.search("".join(values)):
-        faults = {i: fault for i, value in enumerate(values) if (fault := name_fault(value))}
-    return text, faults
+        # The place of a faulty name is held by a text that no name can be.
+        return pa.array([f"\0{i}" if i in faults else value for i, value in enumerate(values)], pa.string()), faults, ids
+
+
+def _plainly_good(closed: pa.Array) -> bool:
+    """Whether all of these closed values are ASCII names; False may only mean that a closer look is needed."""
+    _, offsets, data = closed.buffers()
+    if not len(closed) or closed.offset or data is None:
+        return False
+    starts = np.frombuffer(offsets, np.int32, len(closed) + 1)
+    text = np.frombuffer(data, np.uint8, int(starts[-1]))
+    ends = np.count_nonzero(text < 0x20)  # one control character a value: its end
+    return ends == len(closed) and int(text.max()) < 0x7F and int(text[starts[:-1]].min()) > 0x20
 
 
 def unite(vocabularies: list[pa.Array]) -> tuple[list[str], Ids, list[Ids]]:

@@ -1,0 +1,209 @@
+"""The command line as a user meets it: real processes, right and wrong input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tacit import Graph, __version__, inspect, partition, pool, read_graph, read_parties, write_graph
+from tacit.datasets import clinic
+
+
+def tacit(*args, cwd=None, code=0, env=None):
+    """Run the command; whatever happens, no traceback."""
+    command = [sys.executable, "-m", "tacit", *map(str, args)]
+    environment = {**os.environ, "COLUMNS": "100", **(env or {})}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    path = tmp_path / "graph.tsv"
+    path.write_text("".join(f"e{i}\tr{i % 3}\te{i * 7 % 50}\n" for i in range(200)))
+    return path
+
+
+def test_version_and_help():
+    assert tacit("--version").stdout == f"tacit {__version__}\n"
+    listing = tacit("data", "--help").stdout
+    assert all(command in listing for command in ("inspect", "partition", "convert"))
+    assert "--install-completion" in tacit("--help").stdout
+
+
+def test_inspect_prints_tables_and_json(graph_file):
+    assert "50 entities" not in tacit("data", "inspect", graph_file).stderr
+    shown = tacit("data", "inspect", graph_file)
+    assert "200 entities" in shown.stdout
+    assert shown.stderr == ""
+    found = json.loads(tacit("data", "inspect", graph_file, "--json").stdout)
+    assert found["triples"] == {"train": 200, "valid": 0, "test": 0}
+    assert found == {"benchmark": None} | json.loads(json.dumps(inspect(read_graph(graph_file)).json()))
+
+
+@pytest.mark.data
+def test_inspect_knows_a_benchmark_by_path_and_by_name(public_data):
+    for call in ([public_data / "fb15k-237"], ["fb15k-237", "--data", public_data]):
+        found = json.loads(tacit("data", "inspect", *call, "--json").stdout)
+        assert (found["benchmark"], found["entities"], found["relations"]) == ("fb15k-237", 14_541, 237)
+        assert found["triples"] == {"train": 272_115, "valid": 17_535, "test": 20_466}
+    found = json.loads(tacit("data", "inspect", "wn18rr", "--json", env={"TACIT_DATA": str(public_data)}).stdout)
+    assert found["benchmark"] == "wn18rr"
+
+
+@pytest.mark.data
+def test_inspect_reports_a_defective_release(public_data):
+    shown = tacit("data", "inspect", public_data / "ddb14-fedr-as-released" / "fed3", env={"COLUMNS": "200"}).stdout
+    assert "22,249 of them distinct" in shown
+    assert "client00: 986 of 1,316 test triples (74.9%) stand in train too: do not evaluate on this split" in shown
+
+
+def test_partition_writes_what_the_library_makes(graph_file, tmp_path):
+    out = tmp_path / "parts"
+    options = ("--by", "entities", "--parts", 2, "--seed", 9, "--share", 0.9, "--split", "0.6,0.2,0.2")
+    done = json.loads(tacit("data", "partition", graph_file, *options, "--out", out, "--json").stdout)
+    parties = read_parties(out)
+    expected = partition(read_graph(graph_file), "entities", 2, seed=9, share=0.9, split=(0.6, 0.2, 0.2))
+    assert parties == expected
+    assert done["parties"] == expected.statistics()["parties"]
+    assert "party-00" in tacit("data", "inspect", out).stdout
+    again = tacit("data", "partition", graph_file, "--out", out, code=2)
+    assert "exists already" in again.stderr
+    assert read_parties(out) == expected
+    tacit("data", "partition", graph_file, "--parts", 2, "--out", out, "--force")
+    assert read_parties(out) == partition(read_graph(graph_file), "triples", 2)
+
+
+def test_given_graphs_are_put_together(tmp_path):
+    (tmp_path / "zh.tsv").write_text("甲\t治\t乙\n", encoding="utf-8")
+    (tmp_path / "en.tsv").write_text("A\ttreats\tB\n")
+    (tmp_path / "links.tsv").write_text("甲\tA\n", encoding="utf-8")
+    call = ("data", "partition", "zh.tsv", "en.tsv", "--by", "given", "--alignment", "links.tsv", "--out", "both")
+    tacit(*call, cwd=tmp_path)
+    parties = read_parties(tmp_path / "both")
+    assert parties.names == ("zh", "en")
+    assert len(parties.shared(0, 1)[0]) == 1
+
+
+@pytest.mark.parametrize("format", ["tsv", "nt"])
+def test_convert(graph_file, tmp_path, format):
+    tacit("data", "convert", graph_file, "--format", format, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / f"train.{format}").is_file()
+    assert read_graph(tmp_path / "out") == read_graph(graph_file)
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path):
+    shown = tacit("demo", "--out", "demo", cwd=tmp_path)
+    assert "riverside" in shown.stdout and "divided by relations" in shown.stdout
+    assert read_parties(tmp_path / "demo") == clinic("demo", 0)
+    found = json.loads(tacit("demo", "--out", "demo", "--json", cwd=tmp_path).stdout)
+    assert len(found["hospitals"]["parties"]) == 5
+
+
+BAD_CALLS = {
+    "a missing file": (["data", "inspect", "absent.tsv"], "absent.tsv: no such file or folder"),
+    "a bad row": (["data", "inspect", "bad.tsv"], "bad.tsv:2: found 2 columns, 'a\\tr'; expected 3 columns"),
+    "no such method": (["data", "partition", "good.tsv", "--by", "colour", "--out", "o"], "not by 'colour'"),
+    "no such benchmark folder": (["data", "inspect", "fb15k", "--data", "."], "no such folder"),
+    "a split that is none": (["data", "partition", "good.tsv", "--split", "most", "--out", "o"], "--split is"),
+    "shares that do not add up": (["data", "partition", "good.tsv", "--split", "1,1,1", "--out", "o"], "add up to 1"),
+    "too many parties": (["data", "partition", "good.tsv", "--parts", "100", "--out", "o"], "fewer parties"),
+    "a bad row while dividing": (["data", "partition", "bad.tsv", "--out", "o"], "bad.tsv:2"),
+    "one graph given": (["data", "partition", "good.tsv", "--by", "given", "--out", "o"], "two or more parties"),
+    "an unknown format": (["data", "convert", "good.tsv", "--format", "docx", "--out", "o"], "tsv or nt"),
+    "a column that is not there": (["data", "inspect", "good.tsv", "--columns", "x,y,z"], "expected also x, y, z"),
+    "a strange separator": (["data", "inspect", "good.tsv", "--separator", "ab"], "single character"),
+    "a negative seed": (["data", "partition", "good.tsv", "--seed", "-1", "--out", "o"], "--seed"),
+    "a file where a folder goes": (["data", "convert", "good.tsv", "--out", "good.tsv/o"], "good.tsv"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_mistake_is_one_message_and_exit_code_2(tmp_path, name):
+    (tmp_path / "good.tsv").write_text("a\tr\tb\nb\tr\tc\nc\tr\td\n")
+    (tmp_path / "bad.tsv").write_text("a\tr\tb\na\tr\n")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    call, message = BAD_CALLS[name]
+    done = tacit(*call, cwd=tmp_path, code=2)
+    assert message in " ".join(done.stderr.split())
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) <= 24
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_bad_rows_can_be_left_out(tmp_path):
+    (tmp_path / "bad.tsv").write_text("a\tr\tb\na\tr\n")
+    assert (
+        "1 rows could not be read and were left out"
+        in tacit("data", "inspect", "bad.tsv", "--skip-bad", cwd=tmp_path).stdout
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(graph_file):
+    done = subprocess.run(
+        f"{sys.executable} -m tacit data inspect {graph_file} --json | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    """Brackets are not taken for markup, and nothing of a name is lost."""
+    (tmp_path / "graph.tsv").write_text("a\t[bold]treats[/bold]\tb\n")
+    assert "[bold]treats[/bold]" in tacit("data", "inspect", "graph.tsv", cwd=tmp_path).stdout
+
+
+def test_no_name_gets_into_a_log(tmp_path, caplog):
+    """Patients, drugs and all: whatever is read, divided or refused, the log above debug level holds none of it."""
+    hospitals = clinic("small", 3)
+    names = {name for graph in hospitals for name in (*graph.entities, *graph.relations)}
+    write_graph(pool(hospitals), tmp_path / "pooled")
+    done = tacit("-v", "data", "partition", tmp_path / "pooled", "--by", "relations", "--out", tmp_path / "parts")
+    log = (tmp_path / "parts" / "private" / "tacit.log").read_text()
+    assert "divided" in log and "INFO" in log
+    assert "divided" in done.stderr
+    patient = next(name for name in hospitals[0].entities if name.startswith("patient"))
+    (tmp_path / "bad.tsv").write_text(f"{patient}\tbroken\n{patient}\t\tx\n")
+    broken = tacit("-v", "data", "inspect", tmp_path / "bad.tsv", code=2)
+    logged = [line for line in broken.stderr.splitlines() if line.startswith(("INFO", "WARNING", "ERROR"))]
+    with caplog.at_level(logging.INFO, logger="tacit"):
+        inspect(pool(partition(read_graph(tmp_path / "pooled"), "entities", 3)))
+    text = "\n".join([log, done.stderr, *logged, *(record.getMessage() for record in caplog.records)])
+    assert len(text) > 200
+    assert not [name for name in names if name in text]
+    assert patient in broken.stderr  # the user's own screen shows what is wrong
+    assert stat.S_IMODE((tmp_path / "parts" / "private").stat().st_mode) == 0o700
+
+
+def test_a_log_rotates(tmp_path, monkeypatch):
+    from tacit import folders
+
+    monkeypatch.setattr(folders, "LOG_BYTES", 500)
+    with folders.log_to(tmp_path):
+        for i in range(50):
+            logging.getLogger("tacit.test").warning("message number %d", i)
+    assert (tmp_path / "private" / "tacit.log.1").exists()
+    assert len(list((tmp_path / "private").iterdir())) <= 1 + folders.LOG_FILES
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path):
+    from tacit.folders import new_folder
+
+    write_graph(Graph.from_triples([("a", "r", "b")]), tmp_path / "g")
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "g", "graph.json", replace=True) as folder:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["g"]
+    assert read_graph(tmp_path / "g") == Graph.from_triples([("a", "r", "b")])
