@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup    ## make the embedded federation and show what the product can do with it
-	$(BIN)/tacit demo --out demo
+	$(BIN)/tacit demo --out demo --force
 
 test: setup lint ## everything that must pass: lint, types, tests, the wheel in a clean environment
 	$(BIN)/pytest -m 'not full' $(PYTEST_FLAGS)

@@ -103,9 +103,10 @@ def test_convert(graph_file, tmp_path, format):
 @pytest.mark.slow
 def test_the_demo(tmp_path):
     shown = tacit("demo", "--out", "demo", cwd=tmp_path)
-    assert "riverside" in shown.stdout and "divided by relations" in shown.stdout
+    assert "riverside" in shown.stdout
+    assert "divided by relations" in shown.stdout
     assert read_parties(tmp_path / "demo") == clinic("demo", 0)
-    found = json.loads(tacit("demo", "--out", "demo", "--json", cwd=tmp_path).stdout)
+    found = json.loads(tacit("demo", "--out", "demo", "--force", "--json", cwd=tmp_path).stdout)
     assert len(found["hospitals"]["parties"]) == 5
 
 
@@ -116,7 +117,11 @@ BAD_CALLS = {
     "no such benchmark folder": (["data", "inspect", "fb15k", "--data", "."], "no such folder"),
     "a split that is none": (["data", "partition", "good.tsv", "--split", "most", "--out", "o"], "--split is"),
     "shares that do not add up": (["data", "partition", "good.tsv", "--split", "1,1,1", "--out", "o"], "add up to 1"),
-    "too many parties": (["data", "partition", "good.tsv", "--parts", "100", "--out", "o"], "fewer parties"),
+    "too many parties": (["data", "partition", "good.tsv", "--parts", "100", "--out", "o"], "not 100"),
+    "parties with nothing to train on": (
+        ["data", "partition", "good.tsv", "--out", "o", "--split", "0,1,0"],
+        "fewer parties",
+    ),
     "a bad row while dividing": (["data", "partition", "bad.tsv", "--out", "o"], "bad.tsv:2"),
     "one graph given": (["data", "partition", "good.tsv", "--by", "given", "--out", "o"], "two or more parties"),
     "an unknown format": (["data", "convert", "good.tsv", "--format", "docx", "--out", "o"], "tsv or nt"),
@@ -172,7 +177,7 @@ def test_no_name_gets_into_a_log(tmp_path, caplog):
     write_graph(pool(hospitals), tmp_path / "pooled")
     done = tacit("-v", "data", "partition", tmp_path / "pooled", "--by", "relations", "--out", tmp_path / "parts")
     log = (tmp_path / "parts" / "private" / "tacit.log").read_text()
-    assert "divided" in log and "INFO" in log
+    assert "INFO tacit.partition: divided" in log
     assert "divided" in done.stderr
     patient = next(name for name in hospitals[0].entities if name.startswith("patient"))
     (tmp_path / "bad.tsv").write_text(f"{patient}\tbroken\n{patient}\t\tx\n")
@@ -202,8 +207,50 @@ def test_an_interrupted_write_leaves_nothing(tmp_path):
     from tacit.folders import new_folder
 
     write_graph(Graph.from_triples([("a", "r", "b")]), tmp_path / "g")
-    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "g", "graph.json", replace=True) as folder:
-        (folder / "half").touch()
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with new_folder(tmp_path / "g", "graph.json", force=True) as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["g"]
     assert read_graph(tmp_path / "g") == Graph.from_triples([("a", "r", "b")])
+
+
+def test_force_replaces_only_what_is_ours(graph_file, tmp_path):
+    """Neither a foreign folder that has a file of our name, nor a foreign file in a folder of ours, is lost."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "graph.json").write_text('{"nodes": []}')
+    tacit("data", "convert", graph_file, "--out", tmp_path / "theirs", "--force", code=2)
+    assert (tmp_path / "theirs" / "graph.json").read_text() == '{"nodes": []}'
+    tacit("data", "convert", graph_file, "--out", tmp_path / "ours")
+    (tmp_path / "ours" / "thesis.tex").write_text("years of work")
+    done = tacit("data", "convert", graph_file, "--out", tmp_path / "ours", "--force", code=2)
+    assert "'thesis.tex', which is none of ours" in done.stderr
+    (tmp_path / "ours" / "thesis.tex").unlink()
+    tacit("data", "convert", graph_file, "--out", tmp_path / "ours", "--format", "nt", "--force")
+    assert read_graph(tmp_path / "ours") == read_graph(graph_file)
+
+
+def test_a_failure_leaves_no_folder_behind(tmp_path):
+    (tmp_path / "bad.tsv").write_text("a\tr\n")
+    tacit("data", "partition", "bad.tsv", "--out", "new/deep", cwd=tmp_path, code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.tsv"]
+    tacit("data", "convert", "clinic-small", "--out", "new/deep", cwd=tmp_path, code=2)
+    (tmp_path / "good.tsv").write_text("a\tr\tb\n")
+    tacit("data", "convert", "good.tsv", "--out", "new/deep[red]", cwd=tmp_path)
+    assert read_graph(tmp_path / "new" / "deep[red]") == read_graph(tmp_path / "good.tsv")
+
+
+def test_an_empty_folder_is_filled(graph_file, tmp_path):
+    (tmp_path / "empty").mkdir()
+    tacit("data", "convert", graph_file, "--out", tmp_path / "empty")
+    assert read_graph(tmp_path / "empty") == read_graph(graph_file)
+
+
+def test_a_terminal_without_unicode_gets_escapes(tmp_path):
+    (tmp_path / "graph.tsv").write_text("甲\t治\t乙\n", encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    assert "\\u6cbb" in tacit("data", "inspect", "graph.tsv", cwd=tmp_path, env=plain).stdout

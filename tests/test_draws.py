@@ -68,6 +68,12 @@ def test_words_do_not_depend_on_the_pieces_they_are_made_in(monkeypatch):
     assert Stream(3, Purpose.TEST).words(1003).tolist() == whole
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, torch.int32, torch.int16])
+def test_any_integers_can_be_an_index(kind):
+    index = np.arange(9, dtype=kind) if isinstance(kind, type) else torch.arange(9, dtype=kind)
+    assert bits(5, Purpose.TEST, 1, 2, index).tolist() == Stream(5, Purpose.TEST, 1, 2).words(9).tolist()
+
+
 def test_parties_broadcast():
     table = bits(5, Purpose.TEST, np.arange(3)[:, None], 2, np.arange(10)[None])
     for party in range(3):
@@ -93,7 +99,8 @@ def test_integers_are_the_high_word_of_a_product(seed, count, high):
 def test_uniforms_and_normals_are_what_they_say():
     stream = Stream(11, Purpose.TEST)
     uniform, normal = stream.uniform(200_000), stream.at(step=1).normal(200_001)
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
     assert len(normal) == 200_001
     for drawn, mean, deviation in ((uniform, 0.5, 12**-0.5), (normal, 0, 1)):
         assert abs(drawn.mean() - mean) < 5 * deviation / len(drawn) ** 0.5
@@ -123,8 +130,9 @@ def test_streams_differ_by_each_of_their_parts():
     [
         lambda: Stream(-1, Purpose.TEST).words(1),
         lambda: Stream(1 << 64, Purpose.TEST).words(1),
-        lambda: Stream(0, Purpose.TEST, party=1 << 20),
-        lambda: Stream(0, Purpose.TEST, step=1 << 32),
+        lambda: Stream(0, Purpose.TEST, party=1 << 20).words(1),
+        lambda: Stream(0, Purpose.TEST, step=1 << 32).words(1),
+        lambda: bits(0, Purpose.TEST, 1 << 20, 0, 0),
         lambda: Stream(0, Purpose.TEST).integers(1, 0),
     ],
 )

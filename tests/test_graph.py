@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import graphs, plain_triples, triples
 
+from strategies import graphs, plain_triples, triples
 from tacit.errors import BadInput
 from tacit.graph import NO_GROUP, SPLITS, Graph, Split, UnknownName, Vocab, assemble, triple_keys
 
@@ -66,7 +66,8 @@ def test_marks_stay_with_their_triples(rows):
     graph, repeats = assemble(names, {"train": raw})
     assert repeats == {"train": len(rows) - len(listed), "valid": 0, "test": 0}
     for position, triple in enumerate(graph.named("train")):
-        assert graph.train.confidential[position] == any(mark for other, mark, _ in rows if other == triple)
+        marked_here = graph.train.confidential is not None and graph.train.confidential[position]
+        assert marked_here == any(mark for other, mark, _ in rows if other == triple)
         group = graph.train.group[position] if graph.train.group is not None else NO_GROUP
         assert ("" if group == NO_GROUP else graph.groups[group]) == next(iter(listed[triple]))
 
@@ -108,6 +109,23 @@ def test_an_unknown_name_gets_suggestions():
     vocab = Vocab(["aspirin", "ibuprofen"])
     with pytest.raises(UnknownName, match="Did you mean 'aspirin'"):
         vocab.id("asprin")
+
+
+def test_a_mark_in_one_split_holds_in_all(tmp_path):
+    """A mark belongs to the statement: the copy that a leaking source has in train is as confidential."""
+    ids = np.array([[0, 1, 2]], np.int32)
+    splits = {"train": Split(np.array([[0, 1, 2], [2, 1, 0]], np.int32)), "test": Split(ids, np.array([True]))}
+    graph, _ = assemble(["a", "r", "b"], splits)
+    assert graph.train.confidential.tolist() == [True, False]
+    assert graph.test.confidential.tolist() == [True]
+    unmarked, _ = assemble(["a", "r", "b"], {"train": Split(ids, np.array([False]))})
+    assert unmarked == Graph.from_triples([("a", "r", "b")])
+
+
+@pytest.mark.parametrize("triple", [("a", "b"), ("a", "b", "c", "d"), "abc", ("a", "b", 3)])
+def test_what_is_no_triple_of_names_is_refused(triple):
+    with pytest.raises(BadInput, match="expected three names"):
+        Graph.from_triples([triple])
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\tb", "a\nb", "\x00", "\x7f", "\x9b", "\ud800"])

@@ -6,8 +6,8 @@ import statistics as plain
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import graphs, plain_triples
 
+from strategies import graphs, plain_triples
 from tacit import Graph, inspect, inspection
 from tacit.graph import SPLITS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import names
 
+from strategies import names
 from tacit import BadInput, read_graph, write_graph
 from tacit.files.rdf import Prefixes
 
@@ -50,9 +50,25 @@ def test_declared_prefixes_make_names_readable(tmp_path, suffix, text):
     graph = read_graph(tmp_path / f"graph.{suffix}")
     assert set(graph.named("train")) == READABLE
     assert graph.prefixes["ex"] == "http://ex.org/"
-    for format in ("tsv", "nt"):
-        write_graph(graph, tmp_path / format, format=format)
-        assert read_graph(tmp_path / format) == graph
+    for kind in ("tsv", "nt"):
+        write_graph(graph, tmp_path / kind, format=kind)
+        assert read_graph(tmp_path / kind) == graph
+
+
+def test_nodes_are_told_apart(tmp_path):
+    """A node without a label is no other node, in its file or the next."""
+    (tmp_path / "train.ttl").write_text("@prefix e: <http://e/> . _:anon-train-1 e:p e:o . e:s e:q [ e:r e:t ] .")
+    (tmp_path / "test.ttl").write_text("@prefix e: <http://e/> . e:s e:q [ e:r e:t ] .")
+    nodes = {name for name in read_graph(tmp_path).entities if name.startswith("_:")}
+    assert nodes == {"_:anon-train-1", "_:anon-train-2", "_:anon-test-1"}
+
+
+def test_a_cut_off_xml_file_is_an_error(tmp_path):
+    path = tmp_path / "graph.rdf"
+    for cut in range(len(XML.rstrip())):
+        path.write_text(XML[:cut])
+        with pytest.raises(BadInput, match=r"graph.rdf:"):
+            read_graph(path)
 
 
 def test_without_prefixes_only_the_well_known_are_used(tmp_path):
@@ -83,19 +99,18 @@ def test_nodes_without_a_label_are_the_same_each_time(tmp_path):
     (tmp_path / "graph.ttl").write_text("@prefix e: <http://e/> . [ e:r e:b ] e:s [ e:r e:c ] .")
     first = read_graph(tmp_path / "graph.ttl")
     assert first == read_graph(tmp_path / "graph.ttl")
-    assert [name for name in first.entities if name.startswith("_:")] == ["_:anon1", "_:anon2"]
+    assert [name for name in first.entities if name.startswith("_:")] == ["_:anon-train-1", "_:anon-train-2"]
 
 
 def test_bad_lines_of_n_triples_are_rejected_one_by_one(tmp_path):
     path = tmp_path / "graph.nt"
-    path.write_text(
-        "<http://a> <http://r> <http://b> .\nnonsense\n# fine\n<http://a> <http://r> .\n<http://a> <http://r> <http://c> .\n"
-    )
+    good = "<http://a> <http://r> <http://b> .\n"
+    path.write_text(f"{good}nonsense\n# fine\n<http://a> <http://r> .\n{good.replace('b', 'c')}")
     graph = read_graph(path, bad_rows="skip")
     assert len(graph.train) == 2
     assert [problem.line for problem in graph.reading.files[0].problems] == [2, 4]
     assert graph.reading.rows == 4
-    with pytest.raises(BadInput, match=r"graph.nt:2: found 'nonsense'"):
+    with pytest.raises(BadInput, match=r"graph.nt:2: found 'nonsense' \((?!.*line 1)"):
         read_graph(path)
 
 

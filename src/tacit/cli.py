@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -57,6 +58,10 @@ Columns = Annotated[
     ),
 ]
 Separator = Annotated[str | None, typer.Option(help="What stands between columns, such as ';' or '\\t'.")]
+Header = Annotated[
+    bool | None,
+    typer.Option(help="The first row holds names of columns. Default: if it names head, relation and tail."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in the same place.")]
 
 
@@ -91,13 +96,14 @@ def data_inspect(
     ] = False,
     columns: Columns = None,
     separator: Separator = None,
+    header: Header = None,
     skip_bad: SkipBad = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a graph holds and what is suspicious about it."""
     with _busy(f"reading {path}", as_json):
-        found = _read(path, data, columns, separator, skip_bad)
+        found = _read(path, data, columns, separator, header, skip_bad)
         views = [inspect(graph) for graph in (found if isinstance(found, Parties) else [found])]
         statistics = found.statistics() if isinstance(found, Parties) else {}
     if isinstance(found, Parties):
@@ -114,7 +120,10 @@ def data_inspect(
 
 @data.command("partition")
 def data_partition(
-    paths: Annotated[list[str], typer.Argument(help="The graph to divide; or, with --by given, each party's graph.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="The graph to divide; or, with --by given, each party's graph as PATH or NAME=PATH."),
+    ],
     out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     by: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}, or given.")] = "triples",
     parts: Annotated[int, typer.Option(min=1, help="How many parties.")] = 3,
@@ -126,14 +135,18 @@ def data_partition(
     alignment: Annotated[Path | None, typer.Option(help="By given: pairs of names that mean the same.")] = None,
     columns: Columns = None,
     separator: Separator = None,
+    header: Header = None,
     skip_bad: SkipBad = False,
     data: DataFolder = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Divide a graph among parties, or put given graphs together, and write one folder each."""
-    with new_folder(out_path, PARTIES, replace=force) as folder, log_to(folder), _busy("dividing", as_json):
-        graphs = {_party_name(path): _one(_read(path, data, columns, separator, skip_bad), path) for path in paths}
+    with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder), _busy("dividing", as_json):
+        sources = dict(map(_named_path, paths)) if by == "given" else dict(zip(paths, paths, strict=True))
+        graphs = {
+            name: _one(_read(path, data, columns, separator, header, skip_bad), path) for name, path in sources.items()
+        }
         if by == "given":
             if len(graphs) < 2 or len(graphs) < len(paths):
                 raise TacitError(
@@ -164,6 +177,7 @@ def data_convert(
     format: Annotated[str, typer.Option(help="tsv or nt (N-Triples).")] = "tsv",
     columns: Columns = None,
     separator: Separator = None,
+    header: Header = None,
     skip_bad: SkipBad = False,
     data: DataFolder = None,
     force: Force = False,
@@ -173,24 +187,24 @@ def data_convert(
     if format not in ("tsv", "nt"):
         raise TacitError(f"--format is tsv or nt, not {format}.")
     with _busy("converting", as_json):
-        graph = _one(_read(path, data, columns, separator, skip_bad), path)
+        graph = _one(_read(path, data, columns, separator, header, skip_bad), path)
         write_graph(graph, out_path, format=format, force=force)  # type: ignore[arg-type]
-    facts = {
-        "out": str(out_path),
-        "fingerprint": graph.fingerprint,
-        "triples": {name: len(split) for name, split in graph.splits.items()},
-    }
-    print(json.dumps(facts)) if as_json else out.print(f"{graph} written to {out_path}.", markup=False, highlight=False)
+    if as_json:
+        sizes = {name: len(split) for name, split in graph.splits.items()}
+        print(json.dumps({"out": str(out_path), "fingerprint": graph.fingerprint, "triples": sizes}))
+    else:
+        say(f"{graph} written to {out_path}.")
 
 
 @app.command()
 def demo(
     out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the embedded clinical federation, look it over, and divide its pooled graph in three ways."""
-    with new_folder(out_path, PARTIES, replace=True) as folder, log_to(folder), _busy("making five hospitals", as_json):
+    with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder), _busy("making five hospitals", as_json):
         hospitals = datasets.clinic("demo", seed)
         fill_parties(hospitals, folder)
         statistics = hospitals.statistics()
@@ -212,14 +226,17 @@ def demo(
     for by, made in divided.items():
         out.rule(f"The pooled graph divided by {by}")
         _show_parties(made, tables[by], None)
-    out.print(
+    say(
         f"\nWritten to {out_path}/. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
-        "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/",
-        markup=False,
-        highlight=False,
+        "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
     )
+
+
+def say(text: str, style: str = "") -> None:
+    """Print text as it is: names and paths may hold what rich would take for markup."""
+    out.print(Text(text, style=style))
 
 
 def _busy(doing: str, quiet: bool) -> Any:
@@ -227,23 +244,23 @@ def _busy(doing: str, quiet: bool) -> Any:
     return Console(stderr=True).status(Text(doing)) if sys.stderr.isatty() and not quiet else nullcontext()
 
 
-def _read(path: str, data: Path | None, columns: str | None, separator: str | None, skip_bad: bool) -> Graph | Parties:
+def _read(
+    path: str, data: Path | None, columns: str | None, separator: str | None, header: bool | None, skip_bad: bool
+) -> Graph | Parties:
     """What `path` means: a file or folder if there is one, else a name."""
-    if not Path(path).exists() and path in EMBEDDED:
+    if path in EMBEDDED and not Path(path).exists():
         return datasets.clinic(EMBEDDED[path])  # type: ignore[arg-type]
-    if not Path(path).exists() and path in datasets.BENCHMARKS:
+    if path in datasets.BENCHMARKS and not Path(path).exists():
         return datasets.load(path, data)
     bad_rows: BadRows = "skip" if skip_bad else "refuse"
     if holds_parties(Path(path)):
         return read_parties(path, bad_rows=bad_rows)
-    wanted = (
-        [int(name) if name.isdigit() else name for name in (part.strip() for part in columns.split(","))]
-        if columns
-        else None
-    )
-    return read_graph(
-        path, columns=wanted, separator=separator.replace("\\t", "\t") if separator else None, bad_rows=bad_rows
-    )
+    wanted: list[str | int] | None = None
+    if columns:
+        names = [name.strip() for name in columns.split(",")]
+        wanted = [int(name) if re.fullmatch("[0-9]{1,4}", name) else name for name in names]
+    between = separator.replace("\\t", "\t") if separator else None
+    return read_graph(path, columns=wanted, separator=between, header=header, bad_rows=bad_rows)
 
 
 def _one(found: Graph | Parties, path: str) -> Graph:
@@ -254,8 +271,10 @@ def _one(found: Graph | Parties, path: str) -> Graph:
     return found
 
 
-def _party_name(path: str) -> str:
-    return Path(path).name.split(".")[0]
+def _named_path(argument: str) -> tuple[str, str]:
+    """NAME=PATH, or a path whose file or folder gives the name."""
+    name, equals, path = argument.partition("=")
+    return (name, path) if equals and "/" not in name else (Path(argument).name.split(".")[0], argument)
 
 
 def _shares(text: str | None) -> Any:
@@ -287,12 +306,12 @@ def _table(*columns: str, rows: Any, title: str | None = None) -> None:
 
 def _warn(warnings: Any) -> None:
     for warning in warnings:
-        out.print(Text("! " + warning, style="yellow"))
+        say("! " + warning, "yellow")
 
 
 def _show_graph(path: str, seen: Inspection, benchmark: str | None, *, every_relation: bool) -> None:
     head = f"{path}: {seen.entities:,} entities, {seen.relations:,} relations"
-    out.print(Text(head + (f"; this is {benchmark} as published" if benchmark else ""), style="bold"))
+    say(head + (f"; this is {benchmark} as published" if benchmark else ""), "bold")
     _table(
         "split",
         "triples",
@@ -308,22 +327,19 @@ def _show_graph(path: str, seen: Inspection, benchmark: str | None, *, every_rel
     rows = [(r.name, r.train, r.valid, r.test, r.heads, r.tails, r.category) for r in shown]
     _table("relation", "train", "valid", "test", "heads", "tails", "category", rows=rows)
     if len(shown) < seen.relations:
-        out.print(f"... and {seen.relations - len(shown):,} more relations (--relations shows all)", style="dim")
-    if seen.related:
-        pairs = seen.related if every_relation else seen.related[:SHOWN_RELATIONS]
-        _table(
-            "relation",
-            "says nearly the same as",
-            "how",
-            "share of pairs",
-            rows=[(p.first, p.second, p.kind, p.share) for p in pairs],
-        )
-        if len(pairs) < len(seen.related):
-            out.print(f"... and {len(seen.related) - len(pairs):,} more pairs (--relations shows all)", style="dim")
+        say(f"... and {seen.relations - len(shown):,} more relations (--relations shows all)", "dim")
+    if pairs := [pair for pair in seen.related if pair.kind != "symmetric"]:
+        few = pairs if every_relation else pairs[:SHOWN_RELATIONS]
+        related = [(pair.first, pair.second, pair.kind, pair.share) for pair in few]
+        _table("relation", "says nearly the same as", "how", "share of pairs", rows=related)
+        if len(few) < len(pairs):
+            say(f"... and {len(pairs) - len(few):,} more pairs (--relations shows all)", "dim")
+    if symmetric := len(seen.related) - len(pairs):
+        say(f"{symmetric:,} relations hold in both directions for at least 80% of their pairs")
     if seen.confidential or seen.groups:
-        out.print(f"{seen.confidential:,} statements are confidential; {seen.groups:,} groups")
+        say(f"{seen.confidential:,} statements are confidential; {seen.groups:,} groups")
     for note in seen.notes:
-        out.print(Text(note, style="dim"))
+        say(note, "dim")
     _warn(seen.warnings)
 
 
@@ -344,10 +360,12 @@ def _show_parties(parties: Parties, statistics: dict[str, Any], views: list[Insp
     rows = [(" and ".join(row["parties"]), row["entities"], row["relations"], row["triples"]) for row in most]
     _table("in common", "entities", "relations", "triples", rows=rows)
     if len(most) < len(overlaps):
-        out.print(f"... and {len(overlaps) - len(most):,} more pairs of parties (--json shows all)", style="dim")
+        say(f"... and {len(overlaps) - len(most):,} more pairs of parties (--json shows all)", "dim")
     if statistics["distinct_triples"] is not None:
         total = sum(sum(p["triples"].values()) for p in statistics["parties"])
-        out.print(f"{total:,} triples in all splits, {statistics['distinct_triples']:,} of them distinct")
+        say(f"{total:,} triples in all splits, {statistics['distinct_triples']:,} of them distinct")
+    if others := parties.origin.get("alignments_of_others"):
+        _warn([f"{len(others)} alignment files name a graph that is not here, and are not read: {', '.join(others)}"])
     if left := parties.origin.get("left_out"):
         _warn([f"{left:,} triples have no party that drew both ends, and are left out"])
     if twice := sum(row["triples"] for row in overlaps):
@@ -358,6 +376,8 @@ def _show_parties(parties: Parties, statistics: dict[str, Any], views: list[Insp
 
 def main() -> None:
     """Run; a mistake in the user's input is one message and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough

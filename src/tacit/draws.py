@@ -74,6 +74,9 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
     """The four 32-bit words of each `block`; `party` and `step` broadcast against it."""
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"a seed is an integer from 0 to 2**64 - 1, not {seed}")
+    for name, value, limit in (("party", party, MAX_PARTY), ("step", step, MAX_STEP)):
+        if isinstance(value, int) and not 0 <= value < limit:
+            raise ValueError(f"{name} must be in [0, {limit}), not {value}")
     zero = block * 0
     counter = (block & MASK, (block >> 32) & MASK, zero + step, zero + party | int(purpose) << 20)
     return philox(counter, (seed & MASK, seed >> 32))
@@ -82,13 +85,21 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
 def bits(seed: int, purpose: int, party: Array | int, step: Array | int, index: Array | int) -> Array:
     """The 32-bit word at each `index` (int64 in [0, 2**32)); `party`, `step` and `index` broadcast.
 
-    Pass int64 tensors to draw on their device, int64 arrays or integers otherwise.
+    Arrays and tensors are of integers, all of one library; tensors are drawn on their device. Parties are below 2**20
+    and steps below 2**32: beyond, counters of different purposes would meet.
     """
+    party, step, index = (_int64(value) for value in (party, step, index))
     if isinstance(index, int):
         index = np.array([index], np.int64)  # an array, not a number: NumPy warns of numbers that wrap
     words = blocks(seed, purpose, party, step, index >> 2)
     # Choosing by arithmetic keeps one code path for both libraries: exactly one factor is 1.
     return sum(word * (index & 3 == lane) for lane, word in enumerate(words))
+
+
+def _int64(value: Array | int) -> Array | int:
+    if isinstance(value, int):
+        return value
+    return value.astype(np.int64) if isinstance(value, np.ndarray) else value.long()
 
 
 @dataclass(frozen=True)
@@ -109,12 +120,6 @@ class Stream:
     step: int = 0
     device: str | None = None
     """A torch device ("cpu", "cuda"): draw tensors there. None: draw NumPy arrays."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.party < MAX_PARTY:
-            raise ValueError(f"party must be in [0, {MAX_PARTY}), not {self.party}")
-        if not 0 <= self.step < MAX_STEP:
-            raise ValueError(f"step must be in [0, {MAX_STEP}), not {self.step}")
 
     def at(self, *, party: int | None = None, step: int | None = None) -> Stream:
         """The same purpose at another party or step."""

@@ -64,5 +64,4 @@ class BadInput(TacitError):
 
 def excerpt(text: str, width: int = 60) -> str:
     """`text` quoted, made printable and cut to `width`, for use in a message."""
-    shown = repr(text if len(text) <= width else text[: width - 3] + "...")
-    return shown.encode("ascii", "backslashreplace").decode() if not shown.isprintable() else shown
+    return repr(text if len(text) <= width else text[: width - 3] + "...")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import BadInput, TacitError
+from tacit.errors import BadInput, TacitError, excerpt
 
 LOG = logging.getLogger("tacit")
 LOG_BYTES, LOG_FILES = 1 << 20, 5
+PRIVATE = "private"
+"""The folder, inside a result, of what its owner keeps."""
 
 
 def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
@@ -26,54 +30,83 @@ def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
     )
 
 
-def read_json(path: Path, schema: str) -> dict[str, Any]:
-    """Read what `write_json` wrote; another kind or a newer version is refused by name."""
+def read_json(path: Path, schema: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Read what `write_json` wrote; another kind, a newer version or a missing field is refused by name."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as JSON: {error}.") from None
     found = content.get("schema") if isinstance(content, dict) else None
-    kind, _, version = schema.rpartition("/")
-    found_kind, _, found_version = str(found).rpartition("/")
-    if found_kind != kind or not found_version.isdigit():
+    kind, version = schema.split("/")
+    match = re.fullmatch(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})", str(found))
+    if match is None or match["kind"] != kind:
         raise BadInput(f"{path}: found the schema {found!r}; expected {schema!r}.")
-    if int(found_version) > int(version):
+    if int(match["version"]) > int(version):
         raise BadInput(
             f"{path}: was written as {found}; this version of tacit reads up to {schema}.",
             hint="A newer tacit reads it: pip install --upgrade tacit-kg",
         )
+    for name, type_ in fields.items():
+        if not isinstance(content.get(name), type_):
+            raise BadInput(
+                f"{path}: found {excerpt(repr(content.get(name)))} as {name!r}; expected a {type_.__name__}."
+            )
     return dict(content)
 
 
 @contextmanager
-def new_folder(path: Path, manifest: str, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(path: Path, manifest: str, *, force: bool = False) -> Iterator[Path]:
     """A folder to write into that becomes `path` when the block ends well, and vanishes when it does not.
 
-    An existing folder is only ever replaced when `replace` is asked for and it holds `manifest`, so that nothing but an
-    earlier result of ours can be lost.
+    The block has to `seal` it. What exists at `path` is replaced only if `force` asks for it and every file there is
+    one that an earlier seal lists, so that nothing but a result of ours can be lost.
     """
-    path = path.absolute()
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        ours = path.is_dir() and (path / manifest).is_file()
-        if not (ours and replace):
-            way_out = "Choose another --out, or write --force to replace it." if ours else "Choose another --out."
-            raise TacitError(f"{path} exists already. {way_out}")
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    path = path.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        _check_replaceable(path, manifest, force)
+    nearest = next(up for up in path.parents if up.exists())
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=nearest))
     draft.chmod(0o777 & ~_umask())
     try:
         yield draft
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.rename(path, old / "was")
-            os.rename(draft, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and any(path.iterdir()):
+            old = draft.with_name(draft.name + ".old")
+            os.rename(path, old)
+            try:
+                os.rename(draft, path)
+            except OSError:
+                os.rename(old, path)
+                raise
             shutil.rmtree(old)
         else:
-            os.rename(draft, path)
+            try:
+                os.rename(draft, path)
+            except OSError:  # an empty mount point cannot be replaced, only filled
+                for item in sorted(draft.iterdir(), key=lambda item: item.name == manifest):
+                    shutil.move(item, path)
     finally:
         if draft.exists():
             shutil.rmtree(draft)
+
+
+def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any]) -> None:
+    """Write the manifest of a folder that is complete, with a list of what belongs to it."""
+    belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE})
+    write_json(folder / manifest, schema, dict(content) | {"contents": belongs})
+
+
+def _check_replaceable(path: Path, manifest: str, force: bool) -> None:
+    try:
+        kind = json.loads((path / manifest).read_text(encoding="utf-8"))
+        ours = str(kind["schema"]).startswith("tacit.") and isinstance(kind["contents"], list)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        ours = False
+    if not ours or not force:
+        way_out = "Choose another --out, or write --force to replace it." if ours else "Choose another --out."
+        raise TacitError(f"{path} exists already. {way_out}")
+    if foreign := [item.name for item in path.iterdir() if item.name not in kind["contents"]]:
+        raise TacitError(f"{path} holds {excerpt(foreign[0])}, which is none of ours, and is not replaced.")
 
 
 def _umask() -> int:
@@ -88,9 +121,9 @@ def log_to(folder: Path) -> Iterator[None]:
 
     Messages above debug level never hold a name from the data: a log is copied into tickets.
     """
-    private = folder / "private"
+    private = folder / PRIVATE
     private.mkdir(mode=0o700, exist_ok=True)
-    handler = RotatingFileHandler(private / "tacit.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+    handler = _PrivateFile(private / "tacit.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     LOG.addHandler(handler)
     try:
@@ -98,3 +131,9 @@ def log_to(folder: Path) -> Iterator[None]:
     finally:
         LOG.removeHandler(handler)
         handler.close()
+
+
+class _PrivateFile(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)

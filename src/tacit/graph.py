@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from operator import lt
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -176,7 +177,7 @@ class Graph:
     valid: Split
     test: Split
     groups: Vocab = field(default_factory=Vocab)
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """RDF prefixes that names use, prefix -> IRI."""
     reading: Any = None
     """What reading the files found (`tacit.files.Reading`), or None; no part of the graph's identity."""
@@ -188,6 +189,10 @@ class Graph:
         test: Iterable[tuple[str, str, str]] = (),
     ) -> Graph:
         """A graph from triples of names; repeats within a split are kept once."""
+        train, valid, test = list(train), list(valid), list(test)
+        for triple in (*train, *valid, *test):
+            if isinstance(triple, str) or len(triple) != 3 or not all(isinstance(name, str) for name in triple):
+                raise BadInput(f"found {excerpt(repr(triple))}; expected three names: head, relation, tail.")
         seen: dict[str, int] = {}
         rows = {
             name: np.array([[seen.setdefault(x, len(seen)) for x in triple] for triple in split], np.int32).reshape(
@@ -211,7 +216,7 @@ class Graph:
         for h, r, t in self.splits[split].triples.tolist():
             yield self.entities[h], self.relations[r], self.entities[t]
 
-    def keys(self, triples: Ids) -> npt.NDArray[np.int64]:
+    def keys(self, triples: Ids) -> npt.NDArray[Any]:
         """One integer per triple, in the order of the triples: equal keys, equal triples."""
         return triple_keys(triples, len(self.entities), len(self.relations))
 
@@ -258,8 +263,11 @@ class Graph:
         return f"Graph({len(self.entities):,} entities, {len(self.relations):,} relations; {sizes})"
 
 
-def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[np.int64]:
-    """(head * relations + relation) * entities + tail, if that fits into 63 bits; else the rank among the triples."""
+def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[Any]:
+    """One comparable value per triple: (head * relations + relation) * entities + tail where that fits into 63 bits.
+
+    Where it does not, the bytes of the triple, most significant first: slower, but as good for `unique` and `isin`.
+    """
     if _keys_fit(entities, relations):
         keys = triples[:, 0].astype(np.int64)
         keys *= relations
@@ -267,7 +275,7 @@ def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[np.i
         keys *= entities
         keys += triples[:, 2]
         return keys
-    return np.unique(triples, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.ascontiguousarray(triples.astype(">i4")).view("V12").reshape(-1)
 
 
 def _keys_fit(entities: int, relations: int) -> bool:
@@ -332,6 +340,8 @@ def assemble(
 
     empty = Split(np.empty((0, 3), np.int32))
     done = {split: canonical(splits.get(split, empty)) for split in SPLITS}
+    if any(split.confidential is not None for split in done.values()):
+        done = _marked_alike(done, len(vocabs[0]), len(vocabs[1]))
     repeats = {split: len(splits.get(split, empty)) - len(done[split]) for split in SPLITS}
     graph = Graph(
         entities=vocabs[0],
@@ -340,9 +350,21 @@ def assemble(
         valid=done["valid"],
         test=done["test"],
         groups=vocabs[2],
-        prefixes=dict(prefixes or {}),
+        prefixes=MappingProxyType(dict(prefixes or {})),
     )
     return graph, repeats
+
+
+def _marked_alike(splits: Mapping[SplitName, Split], entities: int, relations: int) -> dict[SplitName, Split]:
+    """A mark belongs to the statement, not to the row: what is confidential in one split is so in all of them."""
+    whole = concatenate(list(splits.values()))
+    keys = triple_keys(whole.triples, entities, relations)
+    marks = np.isin(keys, keys[whole.confidential])
+    cuts = np.cumsum([len(split) for split in splits.values()])[:-1]
+    return {
+        name: replace(split, confidential=mask if marks.any() else None)
+        for (name, split), mask in zip(splits.items(), np.split(marks, cuts), strict=True)
+    }
 
 
 def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relations: int) -> Split:
@@ -387,6 +409,6 @@ def _canonical_with_marks(raw: Split, final: Sequence[Ids], vocabs: Sequence[Voc
     return Split(triples, confidential, group)
 
 
-def _first_of_run(keys: npt.NDArray[np.int64]) -> Mask:
+def _first_of_run(keys: npt.NDArray[Any]) -> Mask:
     """Which of the sorted keys differ from the one before."""
     return np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)]

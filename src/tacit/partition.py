@@ -13,7 +13,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -24,8 +24,8 @@ import numpy.typing as npt
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.files import FORMATS, MANIFEST, PARTY_FILE, BadRows, fill_folder, read_graph, read_splits
-from tacit.files.lines import bare_name, text_lines
-from tacit.folders import new_folder, read_json, write_json
+from tacit.files.lines import bare, text_lines
+from tacit.folders import PRIVATE, new_folder, read_json, seal
 from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, SplitName, assemble, concatenate
 
 LOG = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ SCHEMA = "tacit.parties/1"
 PARTIES = "parties.json"
 ALIGNMENT = "alignment.tsv"
 PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RESERVED = {PARTIES, ALIGNMENT, "alignment", PRIVATE}
 Kind = Literal["entity", "relation"]
 By = Literal["triples", "entities", "relations"]
 FRESH_SPLIT = (0.8, 0.1, 0.1)
@@ -74,7 +75,7 @@ class Parties(Sequence[Graph]):
         if len(self.names) != len(self.graphs) or len(set(self.names)) != len(self.names):
             raise TacitError("Every party needs a name of its own.")
         for name in self.names:
-            if not PARTY_NAME.fullmatch(name):
+            if not PARTY_NAME.fullmatch(name) or name in RESERVED:
                 raise TacitError(
                     f"{excerpt(name)} cannot be the name of a party: use letters, digits, dots, dashes and underscores."
                 )
@@ -133,10 +134,12 @@ class Parties(Sequence[Graph]):
                 for i, graph in enumerate(self.graphs)
             ],
             "overlaps": overlaps,
-            "distinct_triples": None
-            if self.links is not None
-            else len(np.unique(pool(self).statements.triples, axis=0)),
+            "distinct_triples": self._distinct_triples() if self.links is None else None,
         }
+
+    def _distinct_triples(self) -> int:
+        rows = [split.triples for graph in _renamed(self.graphs)[1] for split in graph]
+        return len(np.unique(np.concatenate(rows), axis=0))
 
     def _common_triples(self, one: int, two: int) -> int:
         """How many triples of one party are also the other's, under the alignment."""
@@ -180,40 +183,43 @@ def partition(
         Default: the method's own, which is "keep" for entities and 80/10/10 for triples and relations; and 80/10/10
         for a graph that has no splits.
     """
+    source = graph.fingerprint
     if by not in METHODS:
         raise TacitError(f"A graph is divided by {', '.join(METHODS)}; not by {by!r}.")
-    if parts < 1:
-        raise TacitError(f"A graph can be divided among 1 or more parties, not {parts}.")
+    if not 1 <= parts <= max(len(graph.statements), 1):
+        raise TacitError(f"{len(graph.statements):,} triples can be divided among 1 or more parties, not {parts:,}.")
+    if not 0 <= seed < 1 << 64:
+        raise TacitError(f"A seed is from 0 to 2**64 - 1, not {seed}.")
     if not 0 < share <= 1:
         raise TacitError(f"The share of entities is above 0 and at most 1, not {share}.")
     if split is None:
         split = "keep" if by == "entities" and (len(graph.valid) or len(graph.test)) else FRESH_SPLIT
-    if split != "keep" and (len(split) != 3 or min(split) < 0 or abs(sum(split) - 1) > 1e-9):
-        raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
+    if split != "keep":
+        if isinstance(split, str) or len(split) != 3 or not (min(split) >= 0 and abs(sum(split) - 1) < 1e-9):
+            raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
+        graph = graph.carve({"train": np.arange(len(graph.statements))})  # one split, so that each triple is there once
 
     pool = graph.statements.triples
     _, first, which = np.unique(graph.keys(pool), return_index=True, return_inverse=True)
-    distinct = pool[first]  # sorted, and each triple once, even if it stands in two splits of a leaking source
-    owner = METHODS[by](graph, distinct, parts, seed, share)
+    owner = METHODS[by](graph, pool[first], parts, seed, share)
     graphs = []
     for party in range(parts):
+        rows = np.flatnonzero(owner[which.reshape(-1)] == party)
         if split == "keep":
-            rows = np.flatnonzero(owner[which.reshape(-1)] == party)
             cuts = np.cumsum([len(graph.train), len(graph.valid)])
             pieces = np.split(rows, np.searchsorted(rows, cuts))
         else:
-            rows = first[owner == party]
             rows = rows[Stream(seed, Purpose.SPLIT, party).permutation(len(rows))]
             pieces = np.split(rows, np.rint(np.cumsum(split[:2]) * len(rows)).astype(int))
         graphs.append(graph.carve(dict(zip(SPLITS, pieces, strict=True))))
     if empty := [i for i, part in enumerate(graphs) if not len(part.train)]:
         raise TacitError(f"{len(empty)} of {parts} parties would get no training triple. Divide among fewer parties.")
     left_out = int((owner < 0).sum())
-    origin: dict[str, Any] = {"by": by, "seed": seed, "source": graph.fingerprint, "left_out": left_out}
+    origin: dict[str, Any] = {"by": by, "seed": seed, "source": source, "left_out": left_out}
     origin["split"] = split if split == "keep" else list(split)
     if by == "entities":
         origin["share"] = share
-    LOG.info("divided %d triples by %s among %d parties, %d left out", len(distinct), by, parts, left_out)
+    LOG.info("divided %d triples by %s among %d parties, %d left out", len(first), by, parts, left_out)
     return Parties(tuple(f"party-{i:02d}" for i in range(parts)), tuple(graphs), None, origin)
 
 
@@ -269,23 +275,33 @@ def pool(parties: Parties) -> Graph:
     """All triples of all parties in one graph, equal names being the same thing: what `Central` trains on."""
     if parties.links is not None:
         raise TacitError("Parties whose names are linked by an alignment cannot be pooled by name.")
+    names, renamed = _renamed(parties.graphs)
+    splits = {split: concatenate(pieces) for split, pieces in zip(SPLITS, zip(*renamed, strict=True), strict=True)}
+    prefixes = {prefix: base for graph in reversed(parties) for prefix, base in graph.prefixes.items()}
+    return assemble(names, splits, prefixes=prefixes)[0]
+
+
+def _renamed(graphs: Sequence[Graph]) -> tuple[list[str], list[list[Split]]]:
+    """The names of several graphs numbered together, and each graph's splits in these numbers."""
     place: dict[str, int] = {}
-    pieces: dict[SplitName, list[Split]] = {name: [] for name in SPLITS}
-    for graph in parties:
+    renamed = []
+    for graph in graphs:
         vocabs = (graph.entities, graph.relations, graph.groups)
         entity, relation, group = (
             np.array([place.setdefault(n, len(place)) for n in vocab], np.int32) for vocab in vocabs
         )
-        for name, split in graph.splits.items():
+        splits = []
+        for split in graph.splits.values():
             h, r, t = split.triples.T
             ids = None if split.group is None else np.where(split.group == NO_GROUP, NO_GROUP, group[split.group])
-            pieces[name].append(Split(np.stack([entity[h], relation[r], entity[t]], 1), split.confidential, ids))
-    return assemble(list(place), {name: concatenate(splits) for name, splits in pieces.items()})[0]
+            splits.append(Split(np.stack([entity[h], relation[r], entity[t]], 1), split.confidential, ids))
+        renamed.append(splits)
+    return list(place), renamed
 
 
 def write_parties(parties: Parties, path: str | PathLike[str], *, force: bool = False) -> None:
     """Write one folder per party, and parties.json."""
-    with new_folder(Path(path), PARTIES, replace=force) as folder:
+    with new_folder(Path(path), PARTIES, force=force) as folder:
         fill_parties(parties, folder)
 
 
@@ -299,7 +315,7 @@ def fill_parties(parties: Parties, folder: Path) -> None:
         lines = ["\t".join(row) + "\n" for row in [("party", "name", "other", "other_name", "kind"), *rows]]
         (folder / ALIGNMENT).write_text("".join(lines), encoding="utf-8")
     content = {"parties": list(parties.names), "aligned": parties.links is not None, "origin": dict(parties.origin)}
-    write_json(folder / PARTIES, SCHEMA, {**content, "statistics": parties.statistics()})
+    seal(folder, PARTIES, SCHEMA, {**content, "statistics": parties.statistics()})
 
 
 def holds_parties(folder: Path) -> bool:
@@ -319,15 +335,23 @@ def read_parties(path: str | PathLike[str], *, bad_rows: BadRows = "refuse") -> 
     folder = Path(path)
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder.")
-    if (folder / PARTIES).is_file():
-        manifest = read_json(folder / PARTIES, SCHEMA)
-        if strange := [name for name in manifest["parties"] if not PARTY_NAME.fullmatch(str(name))]:
-            raise BadInput(
-                f"{folder / PARTIES}: found {excerpt(str(strange[0]))}; expected the name of a party's folder."
-            )
-        graphs = {name: read_graph(folder / name) for name in manifest["parties"]}
-        links = read_links(folder / ALIGNMENT, graphs) if manifest["aligned"] else None
-        return Parties(tuple(graphs), tuple(graphs.values()), links, manifest["origin"])
+    try:
+        return _read_own(folder) if (folder / PARTIES).is_file() else _read_given(folder, bad_rows)
+    except OSError as error:
+        raise BadInput(f"{error.filename or folder}: {error.strerror}.") from error
+
+
+def _read_own(folder: Path) -> Parties:
+    manifest = read_json(folder / PARTIES, SCHEMA, {"parties": list, "aligned": bool, "origin": dict})
+    names = manifest["parties"]
+    if not all(isinstance(name, str) and PARTY_NAME.fullmatch(name) for name in names) or len(set(names)) < len(names):
+        raise BadInput(f"{folder / PARTIES}: found {excerpt(repr(names))}; expected the names of the parties' folders.")
+    graphs = {name: read_graph(folder / name) for name in names}
+    links = read_links(folder / ALIGNMENT, graphs) if manifest["aligned"] else None
+    return Parties(tuple(graphs), tuple(graphs.values()), links, manifest["origin"])
+
+
+def _read_given(folder: Path, bad_rows: BadRows) -> Parties:
     if files := party_files(folder):
         return given({name: read_splits(splits, bad_rows=bad_rows) for name, splits in files.items()})
     graphs = {
@@ -340,21 +364,21 @@ def read_parties(path: str | PathLike[str], *, bad_rows: BadRows = "refuse") -> 
             f"{folder}: found no party's graph here.",
             hint="Expected folders with train files, or files named like hospital-train.tsv and hospital-test.tsv.",
         )
-    aligned = sorted((folder / "alignment").iterdir()) if (folder / "alignment").is_dir() else []
-    pairs = [(file, Path(bare_name(file)).stem.split("_")) for file in aligned]
-    links = tuple(
-        link
-        for file, pair in pairs
-        if len(pair) == 2 and set(pair) <= graphs.keys()
-        for link in read_links(file, graphs, pair)
-    )
-    return given(graphs, links or None)
+    if not (folder / "alignment").is_dir():
+        return given(graphs)
+    pairs = {f"{one}_{two}": (one, two) for one, two in itertools.permutations(graphs, 2)}
+    files_of = {bare(file).stem: file for file in sorted((folder / "alignment").iterdir())}
+    links = [link for stem, file in files_of.items() if stem in pairs for link in read_links(file, graphs, pairs[stem])]
+    unused = [stem for stem in files_of if stem not in pairs]
+    return replace(given(graphs, links), origin={"by": "given", "alignments_of_others": unused})
 
 
 def _holds_graph(folder: Path) -> bool:
-    names = [Path(bare_name(path)) for path in folder.iterdir()]
+    names = [bare(path) for path in folder.iterdir()]
     return any(
-        name.name == MANIFEST or name.stem == "train2id" or (name.stem == "train" and name.suffix in FORMATS)
+        name.name == MANIFEST
+        or name.stem == "train2id"
+        or (name.stem.lower() == "train" and name.suffix.lower() in FORMATS)
         for name in names
     )
 
@@ -363,16 +387,24 @@ def party_files(folder: Path) -> dict[str, dict[SplitName, Path]]:
     """The files of a folder that are named after a party and a split."""
     found: dict[str, dict[SplitName, Path]] = {}
     for file in sorted(folder.iterdir()):
-        name = Path(bare_name(file))
-        if file.is_file() and name.suffix in FORMATS and (match := PARTY_FILE.fullmatch(name.stem)):
-            found.setdefault(match["party"], {})[match["split"]] = file  # type: ignore[index]
-    return {party: {s: files[s] for s in SPLITS if s in files} for party, files in found.items() if "train" in files}
+        name = bare(file)
+        if name.suffix.lower() in FORMATS and (match := PARTY_FILE.fullmatch(name.stem)):
+            splits = found.setdefault(match["party"], {})
+            split: SplitName = match["split"]  # type: ignore[assignment]
+            if split in splits:
+                raise BadInput(f"{folder}: found {splits[split].name} and {file.name}; expected one of them.")
+            splits[split] = file
+    if headless := [party for party, splits in found.items() if "train" not in splits]:
+        raise BadInput(f"{folder}: found files of {headless[0]!r}, but no {headless[0]}-train file among them.")
+    return {party: {split: splits[split] for split in SPLITS if split in splits} for party, splits in found.items()}
 
 
-def read_links(path: Path, graphs: Mapping[str, Graph], pair: Sequence[str] | None = None) -> tuple[Link, ...]:
+def read_links(
+    path: str | PathLike[str], graphs: Mapping[str, Graph], pair: Sequence[str] | None = None
+) -> tuple[Link, ...]:
     """Read an alignment: rows of two names, those of the parties `pair`; or of party, name, party, name[, kind]."""
     problems, links = [], []
-    for number, text in text_lines(path):
+    for number, text in text_lines(Path(path)):
         fields = text.split("\t")
         if fields[:2] == ["party", "name"] and number == 1:
             continue
@@ -389,7 +421,7 @@ def read_links(path: Path, graphs: Mapping[str, Graph], pair: Sequence[str] | No
             problems.append(Problem(str(path), number, str(error), expected))
     if problems:
         raise BadInput(f"{path}: {len(problems):,} rows cannot be used as an alignment.", problems)
-    return tuple(links)
+    return tuple(dict.fromkeys(links))
 
 
 def _link(fields: Sequence[str], graphs: Mapping[str, Graph]) -> Link:
@@ -399,6 +431,8 @@ def _link(fields: Sequence[str], graphs: Mapping[str, Graph]) -> Link:
     if kind not in ("entity", "relation"):
         raise ValueError(f"the kind {excerpt(kind)}")
     for party, name in (fields[0:2], fields[2:4]):
+        if fields[0] == fields[2]:
+            raise ValueError(f"{excerpt(party)} twice, where two parties meet")
         if party not in graphs:
             raise ValueError(f"the party {excerpt(party)}, which is not given")
         vocab = graphs[party].entities if kind == "entity" else graphs[party].relations

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from tacit.errors import BadInput
-from tacit.files.delimited import read_delimited
+from tacit.files.delimited import Columns, read_delimited
 from tacit.files.encoder import unite
-from tacit.files.lines import bare_name
+from tacit.files.lines import bare
 from tacit.files.openke import find_openke, read_openke
 from tacit.files.rdf import LINE_FORMATS, TREE_FORMATS, n_triples, read_rdf, readable
 from tacit.files.records import FileReading, RawFile, Reading
-from tacit.folders import new_folder, read_json, write_json
-from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, SplitName, Vocab, assemble
+from tacit.folders import new_folder, read_json, seal
+from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, SplitName, Vocab, assemble, name_fault
 
 __all__ = ["FileReading", "Reading", "read_graph", "write_graph"]
 
@@ -34,7 +34,14 @@ SCHEMA = "tacit.graph/1"
 MANIFEST = "graph.json"
 SEPARATORS = {".tsv": "\t", ".txt": "\t", ".csv": ","}
 FORMATS = {*SEPARATORS, *LINE_FORMATS, *TREE_FORMATS}
-SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "dev": "valid", "test": "test"}
+SPLIT_OF: dict[str, SplitName] = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "dev": "valid",
+    "test": "test",
+}
 PARTY_FILE = re.compile(r"(?P<party>.+)[-_.](?P<split>train|valid|test)")
 
 BadRows = Literal["refuse", "skip"]
@@ -43,8 +50,9 @@ BadRows = Literal["refuse", "skip"]
 def read_graph(
     path: str | PathLike[str],
     *,
-    columns: Sequence[str | int] | None = None,
+    columns: Columns | None = None,
     separator: str | None = None,
+    header: bool | None = None,
     bad_rows: BadRows = "refuse",
 ) -> Graph:
     """Read a graph from a file or a folder.
@@ -58,6 +66,8 @@ def read_graph(
         from 1. Default: the first row's names if it has these, else the only three columns.
     separator
         For tables: what stands between columns. Default: a tab, or a comma in .csv.
+    header
+        For tables: whether the first row holds names of columns. Default: if it names head, relation and tail.
     bad_rows
         "refuse": one bad row and nothing is read. "skip": bad rows are left out, and counted in `graph.reading`.
 
@@ -69,39 +79,41 @@ def read_graph(
     if bad_rows not in ("refuse", "skip"):
         raise ValueError(f"bad_rows is 'refuse' or 'skip', not {bad_rows!r}")
     path = Path(path)
-    if not path.exists():
-        raise BadInput(f"{path}: no such file or folder.")
-    if path.is_file():
-        files: dict[SplitName, Path] = {"train": path}
-    elif (path / MANIFEST).is_file():
-        return _read_own(path)
-    elif openke := find_openke(path):
-        raws, entities, relations = read_openke(openke)
-        return _join(raws, bad_rows, entities, relations)
-    else:
-        files = split_files(path)
-    return read_splits(files, columns=columns, separator=separator, bad_rows=bad_rows)
+    try:
+        if path.is_dir() and (path / MANIFEST).is_file():
+            return _read_own(path)
+        if path.is_dir() and (openke := find_openke(path)):
+            raws, entities, relations = read_openke(openke)
+            return _join(raws, bad_rows, entities, relations)
+        if not path.is_dir() and not path.is_file():
+            raise BadInput(f"{path}: no such file or folder.")
+        files: dict[SplitName, Path] = split_files(path) if path.is_dir() else {"train": path}
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}.") from error
+    return read_splits(files, columns=columns, separator=separator, header=header, bad_rows=bad_rows)
 
 
 def read_splits(
-    files: dict[SplitName, Path],
+    files: Mapping[SplitName, Path],
     *,
-    columns: Sequence[str | int] | None = None,
+    columns: Columns | None = None,
     separator: str | None = None,
+    header: bool | None = None,
     bad_rows: BadRows = "refuse",
 ) -> Graph:
     """Read a graph whose splits stand in the given files."""
     raws = []
     for split, file in files.items():
-        suffix = Path(bare_name(file)).suffix
-        if suffix not in FORMATS:
+        suffix = bare(file).suffix.lower()
+        if suffix in SEPARATORS:
+            between, quotes = separator or SEPARATORS[suffix], suffix == ".csv"
+            raw = read_delimited(file, split, separator=between, quotes=quotes, columns=columns, header=header)
+        elif suffix in FORMATS:
+            raw = read_rdf(file, split, suffix)
+        else:
             known = ", ".join(sorted(FORMATS))
             raise BadInput(f"{file}: found a file of unknown format; expected one of {known}, also compressed.")
-        if suffix in SEPARATORS:
-            raw = read_delimited(file, split, separator=separator or SEPARATORS[suffix], columns=columns)
-        else:
-            raw = read_rdf(file, split, suffix)
-        if not raw.reading.rows:
+        if not raw.reading.rows and not (raw.reading.header and split != "train"):
             raise BadInput(f"{file}: found no statement in it; expected at least one.")
         raws.append(raw)
     return _join(raws, bad_rows)
@@ -111,18 +123,22 @@ def split_files(folder: Path) -> dict[SplitName, Path]:
     """The train, valid and test files of a folder."""
     found: dict[SplitName, Path] = {}
     for file in sorted(folder.iterdir()):
-        name = Path(bare_name(file))
-        split = SPLIT_OF.get(name.stem)
-        if not file.is_file() or name.suffix not in FORMATS or split is None:
+        name = bare(file)
+        split = SPLIT_OF.get(name.stem.lower())
+        if split is None or name.suffix.lower() not in FORMATS:
             continue
+        if not file.is_file():
+            raise BadInput(
+                f"{file}: found no file here, but a folder or a link to nothing; expected the {split} triples."
+            )
         if split in found:
             raise BadInput(f"{folder}: found two files for {split}, {found[split].name} and {file.name}; expected one.")
-        found[split] = file  # type: ignore[index]
+        found[split] = file
     if "train" in found:
         return {split: found[split] for split in SPLITS if split in found}
     content = sorted(file.name for file in folder.iterdir())
     hint = "Expected train.tsv, valid.tsv and test.tsv or the like, or OpenKE's train2id.txt and its companions."
-    if any(PARTY_FILE.fullmatch(Path(bare_name(file)).stem) for file in folder.iterdir()):
+    if any(PARTY_FILE.fullmatch(bare(file).stem) for file in folder.iterdir()):
         hint = "It looks like a folder of several parties: tacit.read_parties reads those."
     listing = ", ".join(content[:6]) + (", ..." if len(content) > 6 else "") if content else "nothing"
     raise BadInput(f"{folder}: nothing to read here; the folder holds {listing}.", hint=hint)
@@ -137,7 +153,7 @@ def _join(
 ) -> Graph:
     """One graph from the files of its splits, and from entities and relations that may occur in no triple."""
     reading = Reading(tuple(raw.reading for raw in raws))
-    if bad_rows == "refuse":
+    if bad_rows == "refuse" or reading.rejected == reading.rows > 0:
         reading.refuse()
     raws, prefixes = readable(raws, prefixes)
     extra = [pa.array(names, pa.string()) if names else pa.nulls(0, pa.string()) for names in (entities, relations)]
@@ -166,9 +182,11 @@ def write_graph(
 
     N-Triples has no place for marks and groups; a graph that has any is refused rather than stripped.
     """
+    if format not in ("tsv", "nt"):
+        raise ValueError(f"format is 'tsv' or 'nt', not {format!r}")
     if format == "nt" and (graph.statements.confidential is not None or graph.statements.group is not None):
         raise BadInput("N-Triples cannot hold confidential marks or groups.", hint="Write this graph as TSV.")
-    with new_folder(Path(path), MANIFEST, replace=force) as folder:
+    with new_folder(Path(path), MANIFEST, force=force) as folder:
         fill_folder(graph, folder, format)
 
 
@@ -178,22 +196,17 @@ def fill_folder(graph: Graph, folder: Path, format: Literal["tsv", "nt"] = "tsv"
         with open(folder / f"{name}.{format}", "w", encoding="utf-8", newline="\n") as file:
             file.writelines(n_triples(graph, name) if format == "nt" else _table(graph, name))
     occurring = graph.statements.triples
-    write_json(
-        folder / MANIFEST,
-        SCHEMA,
-        {
-            "format": format,
-            "entities": len(graph.entities),
-            "relations": len(graph.relations),
-            "triples": {name: len(split) for name, split in graph.splits.items()},
-            "fingerprint": graph.fingerprint,
-            "prefixes": dict(graph.prefixes),
-            "in_no_triple": {
-                "entities": _missing(graph.entities, occurring[:, [0, 2]]),
-                "relations": _missing(graph.relations, occurring[:, 1]),
-            },
-        },
-    )
+    content = {
+        "format": format,
+        "entities": len(graph.entities),
+        "relations": len(graph.relations),
+        "triples": {name: len(split) for name, split in graph.splits.items()},
+        "fingerprint": graph.fingerprint,
+        "prefixes": dict(graph.prefixes),
+        "unused_entities": _missing(graph.entities, occurring[:, [0, 2]]),
+        "unused_relations": _missing(graph.relations, occurring[:, 1]),
+    }
+    seal(folder, MANIFEST, SCHEMA, content)
 
 
 def _table(graph: Graph, name: SplitName) -> list[str]:
@@ -218,15 +231,20 @@ def _missing(vocab: Vocab, used: Ids) -> list[str]:
 
 def _read_own(folder: Path) -> Graph:
     """Read what `write_graph` wrote, and check that it is still that."""
-    manifest = read_json(folder / MANIFEST, SCHEMA)
-    suffix = "." + str(manifest["format"])
+    fields = {"format": str, "fingerprint": str, "prefixes": dict, "unused_entities": list, "unused_relations": list}
+    manifest = read_json(folder / MANIFEST, SCHEMA, fields)
+    suffix = f".{manifest['format']}"
+    texts = [*manifest["prefixes"].values(), *manifest["unused_entities"], *manifest["unused_relations"]]
+    if suffix not in (".tsv", ".nt") or not all(isinstance(text, str) and name_fault(text) is None for text in texts):
+        raise BadInput(f"{folder / MANIFEST}: found values that tacit does not write there.")
     raws = [
-        read_delimited(file, split, separator="\t") if suffix == ".tsv" else read_rdf(file, split, suffix)
+        read_delimited(file, split, separator="\t", quotes=False, header=True)
+        if suffix == ".tsv"
+        else read_rdf(file, split, suffix)
         for split in SPLITS
         if (file := folder / f"{split}{suffix}")
     ]
-    unused = manifest["in_no_triple"]
-    graph = _join(raws, "refuse", unused["entities"], unused["relations"], manifest["prefixes"])
+    graph = _join(raws, "refuse", manifest["unused_entities"], manifest["unused_relations"], manifest["prefixes"])
     if graph.fingerprint != manifest["fingerprint"]:
         raise BadInput(
             f"{folder}: its files no longer hold the graph that {MANIFEST} was written for.",

@@ -9,7 +9,8 @@ block on that holds a quote.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,22 +25,15 @@ from tacit.files.records import Faults, FileReading, LineNumbers, RawFile
 from tacit.graph import EMPTY, NO_GROUP, Ids, Mask, SplitName
 
 ROLES = ("head", "relation", "tail", "confidential", "group")
-ALIASES = {
-    "head": "head",
-    "subject": "head",
-    "source": "head",
-    "relation": "relation",
-    "predicate": "relation",
-    "tail": "tail",
-    "object": "tail",
-    "target": "tail",
-    "confidential": "confidential",
-    "group": "group",
-}
+ALIASES = {"head": {"subject", "source"}, "relation": {"predicate"}, "tail": {"object", "target"}}
+Columns = Sequence[str | int]
+"""Head, relation, tail and maybe confidential and group: names in the first row, or positions from 1."""
 EXPECTED = {role: f"the name of a {role}" for role in ROLES} | {"confidential": "true or false"}
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LINE_FEED = 0x0A
 BATCH = 1 << 16
+LONGEST_RECORD = 100
+"""How many lines a quoted record may go over."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +58,14 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
 
-def find_layout(first: Sequence[str], columns: Sequence[str | int] | None, place: str) -> Layout:
-    """The layout that the first row and the user's `columns` (names, or positions from 1) give."""
+def find_layout(first: Sequence[str], columns: Columns | None, header: bool | None, place: str) -> Layout:
+    """The layout that the first row and the user's wishes give; `place` is where that row stands."""
     if columns is None:
-        found = {ALIASES[name]: i for i, field in enumerate(first) if (name := field.strip().lower()) in ALIASES}
-        if not {"head", "relation", "tail"} <= found.keys():
-            return Layout(3, {"head": 0, "relation": 1, "tail": 2}, header=False)
-        ignored = tuple(field for i, field in enumerate(first) if i not in found.values())
-        return Layout(len(first), found, True, ignored)
+        roles = _roles(first, place) if header is not False else {}
+        if {"head", "relation", "tail"} <= roles.keys():
+            ignored = tuple(field for i, field in enumerate(first) if i not in roles.values())
+            return Layout(len(first), roles, True, ignored)
+        return Layout(3, dict(zip(ROLES[:3], range(3), strict=True)), header=bool(header))
     if not 3 <= len(columns) <= len(ROLES) or len(set(columns)) < len(columns):
         raise BadInput(
             f"{len(columns)} columns were asked for ({', '.join(map(str, columns))}).",
@@ -83,7 +77,7 @@ def find_layout(first: Sequence[str], columns: Sequence[str | int] | None, place
             raise BadInput(
                 f"{place}: found {len(first)} columns; expected columns {', '.join(map(str, columns))} (from 1)."
             )
-        return Layout(len(first), dict(zip(ROLES, positions, strict=False)), header=False)
+        return Layout(len(first), dict(zip(ROLES, positions, strict=False)), header=bool(header))
     names = [field.strip() for field in first]
     if missing := [str(column) for column in columns if column not in names]:
         raise BadInput(
@@ -95,15 +89,36 @@ def find_layout(first: Sequence[str], columns: Sequence[str | int] | None, place
     return Layout(len(first), dict(zip(ROLES, positions, strict=False)), True, ignored)
 
 
+def _roles(first: Sequence[str], place: str) -> dict[str, int]:
+    """What the columns are for, by their names: "tail" itself goes before another word for it."""
+    names = [field.strip().lower() for field in first]
+    found: dict[str, int] = {}
+    for role in ROLES:
+        own, other = (
+            [i for i, name in enumerate(names) if name in words] for words in ({role}, ALIASES.get(role, set()))
+        )
+        if len(chosen := own or other) > 1:
+            raise BadInput(f"{place}: found {len(chosen)} columns for the {role}; say which with --columns.")
+        if chosen:
+            found[role] = chosen[0]
+    return found
+
+
 def read_delimited(
-    path: Path, split: SplitName, *, separator: str, columns: Sequence[str | int] | None = None
+    path: Path,
+    split: SplitName,
+    *,
+    separator: str,
+    quotes: bool,
+    columns: Columns | None = None,
+    header: bool | None = None,
 ) -> RawFile:
-    """Read one file. A comma-separated file may quote its fields; in any other a quote is a character like the rest."""
-    if len(separator.encode()) != 1 or separator in '\n\r"':
+    """Read one file; only where `quotes` says so can a field be quoted, and a quote is more than a character."""
+    if len(separator) != 1 or not separator.isascii() or separator in '\n\r"':
         raise BadInput(
             f"The separator is {excerpt(separator)}.", hint="It has to be a single character such as a tab or a comma."
         )
-    reader = _Reader(path, separator, columns)
+    reader = _Reader(path, separator, quotes, columns, header)
     source = blocks(path)
     for first in source:
         if reader.begin(first):
@@ -114,21 +129,42 @@ def read_delimited(
     for block, batch in stream:
         if batch is not None:
             reader.take(block, batch)
-        elif reader.quotes(block):
-            rest = chain([block], (block for block, _ in stream))
-            reader.quoted(
-                (line.decode("utf-8", "surrogateescape") + "\n" for b in rest for line in b.lines()), block.line
-            )
+        elif reader.quoted(block):
+            reader.take_records(chain([block], (block for block, _ in stream)), block.line)
         else:
-            reader.line_by_line(block)
+            reader.take_lines(block)
     return reader.finish(split)
+
+
+class _Lines:
+    """The lines of blocks, one at a time, with a way back."""
+
+    def __init__(self, source: Iterable[Block]):
+        self._lines = (line.decode("utf-8", "surrogateescape") + "\n" for block in source for line in block.lines())
+        self._returned: list[str] = []
+        self.record: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if len(self.record) == LONGEST_RECORD:
+            raise StopIteration
+        line = self._returned.pop() if self._returned else next(self._lines)
+        self.record.append(line)
+        return line
+
+    def give_back(self) -> None:
+        """All lines of the record but its first are to be read again."""
+        self._returned += reversed(self.record[1:])
+        del self.record[1:]
 
 
 class _Reader:
     """The state of reading one file."""
 
-    def __init__(self, path: Path, separator: str, columns: Sequence[str | int] | None):
-        self.path, self.separator, self.columns = path, separator, columns
+    def __init__(self, path: Path, separator: str, quotes: bool, columns: Columns | None, header: bool | None):
+        self.path, self.separator, self.quotes, self.columns, self.header = path, separator, quotes, columns, header
         self.byte = separator.encode()
         self.encoder, self.faults, self.lines = Encoder(), Faults(path), LineNumbers()
         self.layout = Layout(3, dict(zip(ROLES[:3], range(3), strict=True)), header=False)
@@ -139,8 +175,11 @@ class _Reader:
         for number, line in enumerate(block.lines(), block.line):
             if not self.blank(line):
                 text = line.decode("utf-8", "surrogateescape")
-                first = next(csv.reader([text])) if self.quotes(block) else text.split(self.separator)
-                self.layout = find_layout(first, self.columns, f"{self.path}:{number}")
+                first = text.split(self.separator)
+                if self.quoted(block):
+                    with suppress(csv.Error):  # said when the row is read
+                        first = next(csv.reader([text], delimiter=self.separator, strict=True))
+                self.layout = find_layout(first, self.columns, self.header, f"{self.path}:{number}")
                 self.header_line = number if self.layout.header else 0
                 return True
         return False
@@ -149,13 +188,13 @@ class _Reader:
         """Whether a line holds no row: nothing but blanks, not even a separator."""
         return not line.strip() and self.byte not in line
 
-    def quotes(self, block: Block) -> bool:
+    def quoted(self, block: Block) -> bool:
         """Whether fields of the block may be quoted."""
-        return self.separator == "," and block.data.find(b'"', 0, block.end) >= 0
+        return self.quotes and block.data.find(b'"', 0, block.end) >= 0
 
     def encode(self, block: Block) -> tuple[Block, pa.DictionaryArray | None]:
         """The fields of a block, if each of its lines is a well-formed row. Runs in a thread, changes nothing here."""
-        if block.line <= self.header_line or self.quotes(block):
+        if block.line <= self.header_line or self.quoted(block):
             return block, None
         data, width = np.frombuffer(block.data, np.uint8, block.end), self.layout.width
         found = data == LINE_FEED
@@ -164,7 +203,7 @@ class _Reader:
         marks, rows = data[ends] == LINE_FEED, len(ends) // width
         if len(ends) % width or np.count_nonzero(marks) != rows or np.count_nonzero(marks[width - 1 :: width]) != rows:
             return block, None
-        if self.separator == ",":
+        if self.quotes:
             data = data.copy()  # a quote in an earlier block may still ask for this one's lines
         data[ends] = LINE_FEED
         used, keep = list(self.layout.roles.values()), None
@@ -177,7 +216,7 @@ class _Reader:
         self.encoder.add_batch(batch)
         self.lines.add(range(block.line, block.line + len(batch) // len(self.layout.roles)))
 
-    def line_by_line(self, block: Block) -> None:
+    def take_lines(self, block: Block) -> None:
         """Read a block that holds the header, or lines that are blank or malformed."""
         kept: list[bytes] = []
         numbers: list[int] = []
@@ -205,31 +244,39 @@ class _Reader:
         self.faults.reject(number, f"{columns}, {text}", f"{self.layout.width} columns separated by {name}")
         return False
 
-    def quoted(self, lines: Iterator[str], first: int) -> None:
-        """Read CSV records with quotes from line `first` to the end of the file."""
+    def take_records(self, source: Iterable[Block], first: int) -> None:
+        """Read CSV records with quotes from line `first` to the end of the file.
+
+        A record may go over several lines. One that is broken costs its first line only: a quote that nobody closed
+        does not swallow what follows.
+        """
+        lines = _Lines(source)
         records = csv.reader(lines, delimiter=self.separator, strict=True)
         batch: list[str] = []
         numbers: list[int] = []
+        number = first
         while True:
-            number = first + records.line_num
+            lines.record.clear()
+            fault = ""
             try:
                 record = next(records, None)
             except csv.Error as error:
-                self.faults.reject(number, f"broken quoting ({error})", "fields in plain text or in double quotes")
-                continue
+                record, fault = [], f"a record that is no CSV ({error})"
             if record is None or len(numbers) == BATCH:
                 self.encoder.add(batch)
                 self.lines.add(numbers)
                 batch, numbers = [], []
             if record is None:
                 return
-            if len(record) < 2 and not "".join(record).strip():
-                continue
-            if number != self.header_line and self._fits(
-                len(record), number, self.separator.join(record).encode("utf-8", "surrogateescape")
-            ):
+            if fault or len(record) != self.layout.width:
+                lines.give_back()
+            line = lines.record[0].encode("utf-8", "surrogateescape").rstrip(b"\n")
+            if fault:
+                self.faults.reject(number, fault, "fields in plain text or in double quotes")
+            elif number != self.header_line and not self.blank(line) and self._fits(len(record), number, line):
                 batch += [record[i] for i in self.layout.roles.values()]
                 numbers.append(number)
+            number += len(lines.record)
 
     def finish(self, split: SplitName) -> RawFile:
         """Check the distinct names, drop the rows that have a faulty one, and give an account."""
@@ -257,7 +304,7 @@ class _Reader:
             rows,
             self.faults.rejected,
             header=self.layout.header,
-            problems=tuple(sorted(self.faults.problems, key=lambda problem: problem.line or 0)),
+            problems=self.faults.by_line(),
             notes=tuple(f"column {name!r} is not read" for name in self.layout.ignored),
         )
         return RawFile(names, triples if good.all() else triples[good], reading, confidential, group)

@@ -73,7 +73,11 @@ class Encoder:
         values = [value.decode("utf-8", "surrogateescape") for value in names.to_pylist()]
         faults = {i: fault for i, value in enumerate(values) if (fault := name_fault(value))}
         # The place of a faulty name is held by a text that no name can be.
-        return pa.array([f"\0{i}" if i in faults else value for i, value in enumerate(values)], pa.string()), faults, ids
+        return (
+            pa.array([f"\0{i}" if i in faults else value for i, value in enumerate(values)], pa.string()),
+            faults,
+            ids,
+        )
 
 
 def _plainly_good(closed: pa.Array) -> bool:

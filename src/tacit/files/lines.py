@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bz2
-import gzip
+import io
 import lzma
 import sys
 import zlib
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,29 +32,68 @@ def _zstd() -> Any:
     return zstd
 
 
-DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.GzipFile,
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-    ".zst": lambda path: _zstd().ZstdFile(path),
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lzma.LZMADecompressor,
+    ".bz2": bz2.BZ2Decompressor,
+    ".zst": lambda: _zstd().ZstdDecompressor(),
 }
 
 
-def bare_name(path: Path) -> str:
-    """The file's name in lower case, without the ending of its compression."""
-    name = path.name.lower()
-    return name[: -len(path.suffix)] if path.suffix.lower() in DECOMPRESSORS else name
+def bare(path: Path) -> Path:
+    """The file's path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in DECOMPRESSORS else path
+
+
+class Decompressed(io.RawIOBase):
+    """A compressed file as plain bytes, to its very end.
+
+    Python's own readers take damage after a first complete stream for padding and stop there without a word; here every
+    byte has to belong to a stream, and every stream has to be complete.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], Any]):
+        self._file, self._make = path.open("rb"), make
+        self._stream: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        while not self._ready:
+            if not (packed := self._unused() or self._file.read(1 << 16)):
+                if self._stream is not None:
+                    raise EOFError("it ends in the middle of the compressed data")
+                return 0
+            if self._stream is None:
+                self._stream = self._make()
+            self._ready = self._stream.decompress(packed)
+        count = min(len(view), len(self._ready))
+        view[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _unused(self) -> bytes:
+        """What followed the stream that has just ended; zero bytes between streams are padding."""
+        if self._stream is None or not self._stream.eof:
+            return b""
+        left, self._stream = self._stream.unused_data, None
+        return bytes(left.lstrip(b"\0"))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[IO[bytes]]:
+def reading(path: Path) -> Iterator[Any]:
     """The open file, decompressed as its name says; what a missing, broken or cut-off file raises becomes one error."""
+    make = DECOMPRESSORS.get(path.suffix.lower())
     broken: tuple[type[BaseException], ...] = (OSError, EOFError, lzma.LZMAError, zlib.error)
     if path.suffix.lower() == ".zst":
         broken += (_zstd().ZstdError,)
     try:
-        opener = DECOMPRESSORS.get(path.suffix.lower())
-        with opener(path) if opener else open(path, "rb", buffering=0) as file:
+        with Decompressed(path, make) if make else open(path, "rb", buffering=0) as file:
             yield file
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file.") from None
@@ -82,7 +121,7 @@ def blocks(path: Path) -> Iterator[Block]:
         yield from _blocks(file, path, BLOCK)
 
 
-def _blocks(file: IO[bytes], path: Path, size: int) -> Iterator[Block]:
+def _blocks(file: Any, path: Path, size: int) -> Iterator[Block]:
     rest, line = b"", 1
     while True:
         data = bytearray(len(rest) + size)

@@ -12,18 +12,24 @@ import numpy as np
 import pyarrow as pa
 
 from tacit.errors import BadInput, excerpt
-from tacit.files.lines import bare_name, text_lines
+from tacit.files.lines import bare, text_lines
 from tacit.files.records import Faults, FileReading, RawFile
 from tacit.graph import SPLITS, Ids, SplitName, name_fault
 
 MAPS = ("entity2id", "relation2id")
+STEMS = {*MAPS, *(f"{split}2id" for split in SPLITS)}
 
 
 def find_openke(folder: Path) -> dict[str, Path] | None:
     """The id files of a folder by their stem, or None if it is no OpenKE folder."""
-    files = {Path(bare_name(path)).stem: path for path in sorted(folder.iterdir()) if path.is_file()}
-    wanted = {stem: files[stem] for stem in (*MAPS, *(f"{split}2id" for split in SPLITS)) if stem in files}
-    return wanted if {*MAPS, "train2id"} <= wanted.keys() else None
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        name = bare(path)
+        if name.stem in STEMS and name.suffix in ("", ".txt", ".tsv"):
+            if name.stem in found:
+                raise BadInput(f"{folder}: found {found[name.stem].name} and {path.name}; expected one of them.")
+            found[name.stem] = path
+    return found if {*MAPS, "train2id"} <= found.keys() else None
 
 
 def read_openke(files: dict[str, Path]) -> tuple[list[RawFile], list[str], list[str]]:
@@ -41,10 +47,14 @@ def read_openke(files: dict[str, Path]) -> tuple[list[RawFile], list[str], list[
     return raws, entities, relations
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def _count(path: Path, rows: Iterator[tuple[int, str]]) -> int:
     number, text = next(rows, (1, ""))
     text = text.strip()
-    if not text.isascii() or not text.isdigit():
+    if not _is_number(text):
         raise BadInput(f"{path}:{number}: found {excerpt(text)}; expected the number of rows that follow.")
     return int(text)
 
@@ -57,12 +67,7 @@ def _read_map(path: Path) -> list[str]:
     for line, text in rows:
         name, _, digits = text.strip().replace("\t", " ").rpartition(" ")
         name = name.strip()
-        if (
-            name_fault(name)
-            or not (digits.isascii() and digits.isdigit())
-            or int(digits) >= count
-            or int(digits) in names
-        ):
+        if name_fault(name) or not _is_number(digits) or int(digits) >= count or int(digits) in names:
             raise BadInput(
                 f"{path}:{line}: found {excerpt(text)}; expected a name and its own id from 0 to {count - 1}."
             )
@@ -81,7 +86,7 @@ def _read_split(path: Path, split: SplitName, names: pa.Array, entities: Ids, re
     kept: list[tuple[int, ...]] = []
     for line, text in rows:
         fields = text.split()
-        if len(fields) == 3 and all(field.isascii() and field.isdigit() for field in fields):
+        if len(fields) == 3 and all(map(_is_number, fields)):
             row = tuple(map(int, fields))
             if all(number < limit for number, limit in zip(row, limits, strict=True)):
                 kept.append(row)
@@ -92,8 +97,7 @@ def _read_split(path: Path, split: SplitName, names: pa.Array, entities: Ids, re
     ids = np.array(kept, np.int64).reshape(-1, 3)
     triples = np.stack([entities[ids[:, 0]], relations[ids[:, 2]], entities[ids[:, 1]]], 1)
     total = len(kept) + faults.rejected
-    notes = (f"line 1 announces {count:,} rows, {total:,} follow",) if count != total else ()
-    reading = FileReading(
-        str(path), split, total, faults.rejected, header=True, problems=tuple(faults.problems), notes=notes
-    )
+    if count != total:
+        raise BadInput(f"{path}:1: found {count:,} as the number of rows; expected {total:,}, which follow.")
+    reading = FileReading(str(path), split, total, faults.rejected, header=True, problems=faults.by_line())
     return RawFile(names, triples, reading)

@@ -17,9 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
+from xml.parsers import expat
 
 import pyarrow as pa
 import pyoxigraph as ox
@@ -58,6 +60,7 @@ OWN = "urn:tacit:"
 AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 ANONYMOUS = re.compile(r"_:[0-9a-f]{20,32}")
 """How the parser labels a blank node that has no label in the file: at random, anew each time."""
+LABEL = re.compile(r"_:[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
 BASE = "tacit://graph/"
 """What relative IRIs are relative to."""
 BATCH, SCOPE = 1 << 16, 1 << 8
@@ -117,7 +120,7 @@ class Prefixes:
             [quad] = ox.parse(f"<a:a> <a:a> {name} .", format=ox.RdfFormat.N_TRIPLES)
             return quad.object
         if name.startswith("_:"):
-            return ox.BlankNode(name[2:])
+            return ox.BlankNode(name[2:]) if LABEL.fullmatch(name) else None
         if name.startswith("<"):
             return ox.NamedNode(name[1:-1])
         if AUTHORITY.match(name):
@@ -134,7 +137,6 @@ class Prefixes:
 def read_rdf(path: Path, split: SplitName, suffix: str) -> RawFile:
     """Read one file; its names stay in N-Triples form until all prefixes of the graph are known."""
     encoder, faults = Encoder(), Faults(path)
-    anonymous: dict[str, str] = {}
     prefixes: dict[str, str] = {}
     in_graphs = 0
     if suffix in LINE_FORMATS:
@@ -151,16 +153,22 @@ def read_rdf(path: Path, split: SplitName, suffix: str) -> RawFile:
                 continue
             in_graphs += not isinstance(quad.graph_name, ox.DefaultGraph)
             fields += (str(quad.subject), str(quad.predicate), str(quad.object))
-        if suffix in TREE_FORMATS:
-            fields = [
-                anonymous.setdefault(f, f"_:anon{len(anonymous) + 1}") if ANONYMOUS.fullmatch(f) else f for f in fields
-            ]
         encoder.add(fields)
     names, _, ids = encoder.finish(3)
+    if suffix in TREE_FORMATS:
+        names = _with_labels(names, split)
     notes = (f"{in_graphs:,} statements of named graphs are read as plain triples",) if in_graphs else ()
     rows = len(ids) + faults.rejected
-    account = FileReading(str(path), split, rows, faults.rejected, problems=tuple(faults.problems), notes=notes)
+    account = FileReading(str(path), split, rows, faults.rejected, problems=faults.by_line(), notes=notes)
     return RawFile(names, ids, account, rdf=True, prefixes=prefixes)
+
+
+def _with_labels(names: pa.Array, split: SplitName) -> pa.Array:
+    """Nodes without a label get one: the split and a number in order of appearance, which no other node has."""
+    values = names.to_pylist()
+    taken, numbers = set(values), count(1)
+    labels = (label for number in numbers if (label := f"_:anon-{split}-{number}") not in taken)
+    return pa.array([next(labels) if ANONYMOUS.fullmatch(value) else value for value in values], pa.string())
 
 
 def _parse_lines(block: Block, format: ox.RdfFormat, faults: Faults) -> list[Statement]:
@@ -179,10 +187,8 @@ def _parse_lines(block: Block, format: ox.RdfFormat, faults: Faults) -> list[Sta
         try:
             quads = list(ox.parse(line, format=format))
         except SyntaxError as error:
-            reason = re.sub(r"^Parser error at line \d+ (between )?column \d+( and column \d+)?: ", "", str(error.msg))
-            faults.reject(
-                number, f"{excerpt(line[:200].decode('utf-8', 'backslashreplace'))} ({reason})", "one statement"
-            )
+            shown = excerpt(line[:200].decode("utf-8", "backslashreplace"))
+            faults.reject(number, f"{shown} ({_reason(error)})", "one statement")
             continue
         if len(quads) != 1:
             faults.reject(number, f"{len(quads)} statements", "one statement in a line")
@@ -191,14 +197,22 @@ def _parse_lines(block: Block, format: ox.RdfFormat, faults: Faults) -> list[Sta
     return found
 
 
+def _reason(error: SyntaxError) -> str:
+    """What the parser has to say, without its own idea of the place and fit for a terminal."""
+    text = re.sub(r"^Parser error (at|between) .*?: ", "", str(error.msg))
+    return excerpt(text, 200)[1:-1]
+
+
 def _parse_tree(path: Path, format: ox.RdfFormat, prefixes: dict[str, str]) -> Iterator[list[Statement]]:
     """The statements of a format that only makes sense as a whole: its first fault ends the reading."""
+    if format == ox.RdfFormat.RDF_XML:
+        _check_xml(path)
     with reading(path) as file:
         parser = ox.parse(file, format=format, base_iri=BASE)
         batch: list[Statement] = []
         try:
-            for count, quad in enumerate(parser):
-                if count % SCOPE == 0:  # in RDF/XML a prefix is known only inside the element that declares it
+            for number, quad in enumerate(parser):
+                if number % SCOPE == 0:  # in RDF/XML a prefix is known only inside the element that declares it
                     prefixes.update(parser.prefixes)
                 batch.append((None, quad))
                 if len(batch) == BATCH:
@@ -206,9 +220,21 @@ def _parse_tree(path: Path, format: ox.RdfFormat, prefixes: dict[str, str]) -> I
                     batch = []
         except SyntaxError as error:
             place = f"{path}:{error.lineno}" if error.lineno else str(path)
-            raise BadInput(f"{place}: not valid {format.name}: {error.msg}.") from None
+            raise BadInput(f"{place}: not valid {format.name}: {_reason(error)}.") from None
         prefixes.update(parser.prefixes)
         yield batch
+
+
+def _check_xml(path: Path) -> None:
+    """Refuse XML that is cut off: the RDF parser takes what it has got for all there is."""
+    try:
+        with reading(path) as file:
+            parser = expat.ParserCreate()
+            while chunk := file.read(1 << 16):
+                parser.Parse(chunk)
+            parser.Parse(b"", True)
+    except expat.ExpatError as error:
+        raise BadInput(f"{path}:{error.lineno}: not valid RDF/XML: {expat.errors.messages[error.code]}.") from None
 
 
 def readable(files: list[RawFile], prefixes: Mapping[str, str] | None = None) -> tuple[list[RawFile], dict[str, str]]:
@@ -222,7 +248,7 @@ def readable(files: list[RawFile], prefixes: Mapping[str, str] | None = None) ->
     known = dict(prefixes or {})
     if prefixes is None:
         for prefix, base in [*(item for file in files for item in file.prefixes.items()), *WELL_KNOWN.items()]:
-            if base not in known.values():
+            if base not in known.values() and prefix != "_":  # _:name is a blank node
                 known.setdefault(prefix, base)
     renamer = Prefixes(known)
     files = [

@@ -63,12 +63,12 @@ class Reading:
             return
         places = [file.file for file in self.files if file.rejected]
         rows = "1 row" if self.rejected == 1 else f"{self.rejected:,} of {self.rows:,} rows"
-        raise BadInput(
-            f"{', '.join(places)}: {rows} cannot be read.",
-            [problem for file in self.files for problem in file.problems],
-            self.rejected,
-            hint="Correct the file, or leave such rows out with --skip-bad (Python: bad_rows='skip').",
-        )
+        hint = "Correct the file, or leave such rows out with --skip-bad (Python: bad_rows='skip')."
+        if self.rejected == self.rows:
+            rows, hint = "none of its rows", "Is this the right file, and are its columns separated as expected?"
+        problems = [problem for file in self.files for problem in file.problems]
+        verb = "cannot" if self.rejected < self.rows else "can"
+        raise BadInput(f"{', '.join(places)}: {rows} {verb} be read.", problems, self.rejected, hint=hint)
 
     def with_duplicates(self, repeats: Mapping[SplitName, int]) -> Reading:
         return Reading(tuple(replace(file, duplicates=repeats[file.split]) for file in self.files))
@@ -87,6 +87,9 @@ class Faults:
         self.rejected += 1
         if len(self.problems) < KEPT_PROBLEMS:
             self.problems.append(Problem(str(self.path), line, found, expected))
+
+    def by_line(self) -> tuple[Problem, ...]:
+        return tuple(sorted(self.problems, key=lambda problem: problem.line or 0))
 
     def reject_all(self, rows: Iterable[tuple[int | None, str, str]]) -> None:
         """Several rows, each with its line, what was found and what was expected."""
