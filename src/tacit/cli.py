@@ -165,9 +165,7 @@ def data_partition(
         print(json.dumps({"out": str(out_path), "origin": dict(made.origin)} | statistics))
         return
     _show_parties(made, statistics, None)
-    out.print(
-        f"\nWritten to {out_path}. Each party's folder is a graph of its own, such as {out_path / made.names[0]}."
-    )
+    say(f"\nWritten to {out_path}. Each party's folder is a graph of its own, such as {out_path / made.names[0]}.")
 
 
 @data.command("convert")
