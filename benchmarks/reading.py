@@ -7,7 +7,8 @@ peak of all rounds reported:
 
     floor       the bytes of the file read (and decompressed) and nothing else
     tacit       read_graph: checked, numbered, sorted, without repeats, ready to train on
-    pandas      read_csv and factorize: numbered
+    pandas      read_csv and factorize: numbered; its strings kept as `pip install pandas` alone would
+    +arrow      the same with strings kept by pyarrow, and read by several threads, as it is where pyarrow is installed
     PyKEEN      TriplesFactory.from_path: numbered, sorted names, without repeats
 
 Peak memory is the process's resident set at its largest, and the same less what it was after the imports.
@@ -20,7 +21,6 @@ import json
 import lzma
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "reading.json"
-TOOLS = ("floor", "tacit", "pandas", "pykeen")
+TOOLS = ("floor", "tacit", "pandas", "pandas+arrow", "pykeen")
 
 
 def write_triples(path: Path, count: int, entities: int = 100_000, relations: int = 500) -> None:
@@ -52,7 +52,9 @@ def write_triples(path: Path, count: int, entities: int = 100_000, relations: in
 
 
 def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The largest resident set of this process so far; unlike getrusage's, not inherited from the parent."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
 
 
 def measure(tool: str, path: str) -> dict[str, Any]:
@@ -73,8 +75,10 @@ def measure(tool: str, path: str) -> dict[str, Any]:
             graph = read_graph(path)
             return len(graph.entities), len(graph.relations), len(graph.train)
 
-    elif tool == "pandas":
+    elif tool.startswith("pandas"):
         import pandas as pd
+
+        pd.options.mode.string_storage = "pyarrow" if tool == "pandas+arrow" else "python"
 
         def read() -> tuple[int, ...]:
             table = pd.read_csv(path, sep="\t", header=None, names=["head", "relation", "tail"], keep_default_na=False)
@@ -111,7 +115,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(measure(*options.child)))
         return
-    tools = [tool for tool in TOOLS if tool == "floor" or installed({"tacit": "tacit-kg"}.get(tool, tool))]
+    tools = [tool for tool in TOOLS if tool in ("floor", "tacit") or installed(tool.removesuffix("+arrow"))]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "triples.tsv"
@@ -124,7 +128,7 @@ def main() -> None:
                     command = [sys.executable, __file__, "--child", tool, str(file)]
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     runs.setdefault((file.name, tool), []).append(json.loads(done.stdout.splitlines()[-1]))
-        print(f"{'file':<16}{'reader':<9}{'seconds':>9}{'median':>9}{'peak MiB':>10}{'grown MiB':>11}   found")
+        print(f"{'file':<16}{'reader':<14}{'seconds':>9}{'median':>9}{'peak MiB':>10}{'grown MiB':>11}   found")
         for (name, tool), found in runs.items():
             seconds = sorted(run["seconds"] for run in found)
             row = {
@@ -138,7 +142,7 @@ def main() -> None:
             }
             rows.append(row)
             print(
-                f"{name:<16}{tool:<9}{row['seconds']:>9.3f}{row['median_seconds']:>9.3f}{row['peak_mib']:>10.0f}"
+                f"{name:<16}{tool:<14}{row['seconds']:>9.3f}{row['median_seconds']:>9.3f}{row['peak_mib']:>10.0f}"
                 f"{row['grown_mib']:>11.0f}   {', '.join(f'{n:,}' for n in row['found'])}"
             )
         bytes_read = {file.name: file.stat().st_size for file in files}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -78,6 +79,13 @@ class Vocab(Sequence[str]):
         if not all(self.names) or any(map(str.isspace, self.names)) or FORBIDDEN.search("".join(self.names)):
             name = next(filter(name_fault, self.names))
             raise BadInput(f"{excerpt(name)} cannot be a name: found {name_fault(name)}.")
+
+    @classmethod
+    def trusted(cls, names: Sequence[str]) -> Vocab:
+        """Names known to be good, distinct and sorted, taken over without a look."""
+        vocab = cls()
+        vocab.names = tuple(names)
+        return vocab
 
     def id(self, name: str) -> int:
         """The id of `name`; `UnknownName` with suggestions if there is none."""
@@ -236,7 +244,7 @@ class Graph:
                 group = np.where(group == NO_GROUP, NO_GROUP, group + first_group).astype(np.int32)
             mask = None if pool.confidential is None else pool.confidential[index]
             splits[split] = Split(pool.triples[index] + shift, mask, group)
-        return assemble(names, splits, prefixes=self.prefixes)[0]
+        return assemble(names, splits, prefixes=self.prefixes, checked=True)[0]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -303,6 +311,7 @@ def assemble(
     entities: Ids | None = None,
     relations: Ids | None = None,
     prefixes: Mapping[str, str] | None = None,
+    checked: bool = False,
 ) -> tuple[Graph, dict[SplitName, int]]:
     """Put raw rows into canonical form; also say how many repeats each split had.
 
@@ -316,6 +325,8 @@ def assemble(
         Each name's position in sorted order, if the caller knows it already.
     entities, relations
         Positions in `names` of entities and relations to keep even if no triple has them.
+    checked
+        The names come from a graph or a reader that has looked at them.
     """
     if rank is None:
         rank = np.empty(len(names), np.int32)
@@ -330,7 +341,8 @@ def assemble(
             occurring[kind][extra] = True
     order = np.empty_like(rank)
     order[rank] = np.arange(len(rank), dtype=np.int32)
-    vocabs = [Vocab([names[i] for i in order[mask[order]].tolist()]) for mask in occurring]
+    make = Vocab.trusted if checked else Vocab
+    vocabs = [make([names[i] for i in order[mask[order]].tolist()]) for mask in occurring]
     final = [(np.cumsum(mask[order], dtype=np.int32) - 1)[rank] for mask in occurring]  # raw id -> id in its vocabulary
 
     def canonical(raw: Split) -> Split:
@@ -375,7 +387,7 @@ def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relation
     keys = (entity.astype(np.int64) * (relations * entities))[triples[:, 0]]
     keys += (relation.astype(np.int64) * entities)[triples[:, 1]]
     keys += entity[triples[:, 2]]
-    keys.sort()
+    keys = _sorted(keys)
     if not (first := _first_of_run(keys)).all():
         keys = keys[first]
     out = np.empty((len(keys), 3), np.int32)
@@ -384,6 +396,16 @@ def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relation
     out[:, 0] = rest // max(relations, 1)
     out[:, 1] = rest - out[:, 0] * np.int64(relations)
     return Split(out)
+
+
+def _sorted(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Sort in place; large arrays in two halves by two threads, then merged: nearly twice as fast."""
+    if len(keys) > 1 << 16:
+        half = len(keys) // 2
+        with ThreadPoolExecutor(2) as executor:
+            list(executor.map(np.ndarray.sort, (keys[:half], keys[half:])))
+    keys.sort(kind="stable")
+    return keys
 
 
 def _canonical_with_marks(raw: Split, final: Sequence[Ids], vocabs: Sequence[Vocab]) -> Split:

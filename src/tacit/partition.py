@@ -278,7 +278,7 @@ def pool(parties: Parties) -> Graph:
     names, renamed = _renamed(parties.graphs)
     splits = {split: concatenate(pieces) for split, pieces in zip(SPLITS, zip(*renamed, strict=True), strict=True)}
     prefixes = {prefix: base for graph in reversed(parties) for prefix, base in graph.prefixes.items()}
-    return assemble(names, splits, prefixes=prefixes)[0]
+    return assemble(names, splits, prefixes=prefixes, checked=True)[0]
 
 
 def _renamed(graphs: Sequence[Graph]) -> tuple[list[str], list[list[Split]]]:

@@ -163,7 +163,15 @@ def _join(
         group = None if raw.group is None else np.where(raw.group == NO_GROUP, NO_GROUP, place[raw.group])
         moved = not np.array_equal(place, np.arange(len(place)))  # a single table's names stay: no copy of its ids
         splits[raw.reading.split] = Split(place[raw.triples] if moved else raw.triples, raw.confidential, group)
-    graph, repeats = assemble(names, splits, rank=rank, entities=places[-2], relations=places[-1], prefixes=prefixes)
+    graph, repeats = assemble(
+        names,
+        splits,
+        rank=rank,
+        entities=places[-2],
+        relations=places[-1],
+        prefixes=prefixes,
+        checked=not any(raw.rdf for raw in raws),
+    )
     reading = reading.with_duplicates(repeats)
     LOG.info(
         "read %s rows from %d files: %s duplicates, %s rejected",

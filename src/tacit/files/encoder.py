@@ -26,7 +26,8 @@ def encode_fields(
     offsets[0] = 0
     np.add(ends, 1, out=offsets[1:], casting="unsafe")
     fields = pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return (fields if keep is None else fields.take(pa.array(keep))).dictionary_encode()
+    fields = fields if keep is None else fields.take(pa.array(keep))
+    return pc.dictionary_encode(fields, memory_pool=pa.system_memory_pool())
 
 
 class Encoder:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tacit.errors import BadInput
 
-BLOCK = 2 << 20
+BLOCK = 4 << 20
 LONGEST_LINE = 16 << 20
 BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
