@@ -1,0 +1,51 @@
+"""What we show people works: every example runs, and so does the Python of the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tacit.datasets import clinic
+from tacit.graph import SPLITS
+from tacit.partition import pool
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(example, tmp_path):
+    done = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert list(tmp_path.iterdir()) == []
+    assert len(example.read_text().splitlines()) < 60
+
+
+def test_the_python_of_the_readme_runs(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    whole = pool(clinic("small"))
+    rows = ["\t".join(triple) for split in SPLITS for triple in whole.named(split)]
+    (tmp_path / "hospital.tsv").write_text("\n".join(rows))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "parts" / "parties.json").is_file()
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_architecture_page_names_every_module():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    modules = [path.name for path in (ROOT / "src" / "tacit").rglob("*.py") if not path.name.startswith("__")]
+    assert not [name for name in modules if f"  {name} " not in page]
