@@ -177,7 +177,7 @@ def test_no_name_gets_into_a_log(tmp_path, caplog):
     write_graph(pool(hospitals), tmp_path / "pooled")
     done = tacit("-v", "data", "partition", tmp_path / "pooled", "--by", "relations", "--out", tmp_path / "parts")
     log = (tmp_path / "parts" / "private" / "tacit.log").read_text()
-    assert "INFO tacit.partition: divided" in log
+    assert "INFO tacit.parties: divided" in log
     assert "divided" in done.stderr
     patient = next(name for name in hospitals[0].entities if name.startswith("patient"))
     (tmp_path / "bad.tsv").write_text(f"{patient}\tbroken\n{patient}\t\tx\n")

@@ -11,7 +11,7 @@ import pytest
 
 from tacit.datasets import clinic
 from tacit.graph import SPLITS
-from tacit.partition import pool
+from tacit.parties import pool
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,3 +49,34 @@ def test_the_architecture_page_names_every_module():
     page = (ROOT / "docs" / "architecture.md").read_text()
     modules = [path.name for path in (ROOT / "src" / "tacit").rglob("*.py") if not path.name.startswith("__")]
     assert not [name for name in modules if f"  {name} " not in page]
+
+
+def test_whatever_trains_needs_numpy_and_torch_alone():
+    """A GPU box or an air-gapped hospital may have nothing else."""
+    code = """
+import sys
+for name in ("pyarrow", "pyoxigraph", "typer", "rich", "backports"):
+    sys.modules[name] = None
+import tacit
+from tacit import clinic, draws, graph, parties
+hospitals = clinic.clinic("small", 1)
+assert len(tacit.pool(hospitals).train) > 1000
+assert len(tacit.partition(tacit.pool(hospitals), "triples", 2)) == 2
+assert tacit.inspect(hospitals[0]).entities
+try:
+    tacit.read_graph("x.tsv")
+except ImportError as error:
+    assert "pyarrow" in str(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there():
+    import tacit
+
+    for name in tacit.__all__:
+        assert getattr(tacit, name).__module__.startswith("tacit.")
+    assert set(tacit.__all__) <= set(dir(tacit))
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        _ = tacit.colour

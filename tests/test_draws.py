@@ -89,6 +89,18 @@ def test_both_libraries_draw_the_same(seed, count, high):
     np.testing.assert_allclose(here.normal(count), there.normal(count).numpy(), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@given(seeds, st.integers(0, 2000), st.integers(1, 2**32))
+def test_a_gpu_draws_the_same(seed, count, high):
+    here, there = Stream(seed, Purpose.TEST, 3, 5), Stream(seed, Purpose.TEST, 3, 5, device="cuda")
+    assert here.integers(count, high).tolist() == there.integers(count, high).tolist()
+    assert here.uniform(count).tolist() == there.uniform(count).tolist()
+    assert here.permutation(count).tolist() == there.permutation(count).tolist()
+    index = torch.arange(count, device="cuda")
+    assert here.words(count).tolist() == bits(seed, Purpose.TEST, 3, 5, index).tolist()
+    np.testing.assert_allclose(here.normal(count), there.normal(count).cpu().numpy(), rtol=1e-12, atol=1e-14)
+
+
 @given(seeds, st.integers(1, 50), st.integers(1, 2**32))
 def test_integers_are_the_high_word_of_a_product(seed, count, high):
     stream = Stream(seed, Purpose.TEST)

@@ -1,15 +1,17 @@
 """Tacit: learn knowledge-graph embeddings from graphs that may not be shown to each other."""
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from tacit.errors import BadInput, TacitError
-from tacit.files import read_graph, write_graph
-from tacit.graph import Graph
-from tacit.inspection import inspect
-from tacit.partition import Parties, partition, pool, read_parties, write_parties
+if TYPE_CHECKING:
+    from tacit.errors import BadInput, TacitError
+    from tacit.files import read_graph, read_parties, write_graph, write_parties
+    from tacit.graph import Graph
+    from tacit.inspection import inspect
+    from tacit.parties import Parties, partition, pool
 
 __version__ = "0.1.0"
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "BadInput",
     "Graph",
@@ -23,3 +25,30 @@ __all__ = [
     "write_graph",
     "write_parties",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+# Imported when first used: a GPU box or an air-gapped machine has torch and NumPy, and maybe nothing else.
+_HOME = {
+    "BadInput": "errors",
+    "Graph": "graph",
+    "Parties": "parties",
+    "TacitError": "errors",
+    "inspect": "inspection",
+    "partition": "parties",
+    "pool": "parties",
+    "read_graph": "files",
+    "read_parties": "files",
+    "write_graph": "files",
+    "write_parties": "files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    return getattr(import_module(f"tacit.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,22 +18,20 @@ from rich.text import Text
 
 from tacit import __version__, datasets
 from tacit.errors import TacitError
-from tacit.files import BadRows, read_graph, write_graph
+from tacit.files import (
+    PARTIES,
+    BadRows,
+    fill_parties,
+    holds_parties,
+    read_graph,
+    read_links,
+    read_parties,
+    write_graph,
+)
 from tacit.folders import log_to, new_folder
 from tacit.graph import Graph
 from tacit.inspection import Inspection, inspect
-from tacit.partition import (
-    METHODS,
-    PARTIES,
-    Parties,
-    fill_parties,
-    given,
-    holds_parties,
-    partition,
-    pool,
-    read_links,
-    read_parties,
-)
+from tacit.parties import METHODS, Parties, given, partition, pool
 
 LOG = logging.getLogger(__name__)
 app = typer.Typer(

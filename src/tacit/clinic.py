@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tacit.draws import Purpose, Stream
 from tacit.graph import Graph
-from tacit.partition import FRESH_SPLIT, Parties
+from tacit.parties import FRESH_SPLIT, Parties
 
 Floats = npt.NDArray[np.float64]
 HOSPITALS = ("riverside", "northgate", "st-anna", "lakeview", "hillcrest", "old-harbour")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from strategies import graphs, plain_triples
 from tacit import BadInput, Graph, TacitError, partition, pool, read_graph, read_parties, write_graph, write_parties
+from tacit.files import read_links
 from tacit.graph import SPLITS
-from tacit.partition import METHODS, Link, Parties, read_links
-from tacit.partition import given as given_parties
+from tacit.parties import METHODS, Link, Parties
+from tacit.parties import given as given_parties
 
 methods = st.sampled_from(list(METHODS))
 splits = st.sampled_from([None, "keep", (0.8, 0.1, 0.1), (1.0, 0.0, 0.0)])
