@@ -1,0 +1,499 @@
+"""Databases in: relational data become a knowledge graph by a declarative mapping (as in DPKGE, Han et al. 2022).
+
+A mapping is a TOML file. Each of its entries is a SQL query, and templates that make head, relation and tail out of the
+query's columns:
+
+    schema = "tacit.mapping/1"
+    source = "tables/"                       # a folder of CSV and Parquet files, an SQLite file, or "postgresql"
+
+    [split]                                  # by a public coin: a hash of the triple's names
+    valid = 0.1
+    test = 0.1
+
+    [[statements]]
+    query = "SELECT hadm_id, icd9_code FROM diagnoses_icd"
+    head = "admission: {hadm_id}"
+    relation = "has diagnosis"
+    tail = "ICD-9 diagnosis: {icd9_code}"
+    confidential = true
+    group = "admission: {hadm_id}"           # statements that belong together
+
+A row with a NULL in a column that a template uses says nothing; it is skipped and counted. Columns of CSV files are text,
+as they stand there: the code 0389 does not become the number 389.
+
+Queries run where the data are: DuckDB for CSV and Parquet, SQLite's own engine for SQLite, the server for PostgreSQL
+(through ADBC, in one read-only transaction). Rows arrive in batches and become ids at once, so memory grows with the
+graph and not with the tables. Credentials come from the environment or a service file, and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tacit.draws import philox
+from tacit.errors import BadInput, Problem, TacitError, excerpt
+from tacit.files.encoder import END, Encoder, unite
+from tacit.files.lines import bare, reading
+from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble
+
+LOG = logging.getLogger(__name__)
+SCHEMA = "tacit.mapping/1"
+SHIPPED = Path(__file__).parent / "mappings"
+POSTGRESQL = "postgresql"
+BATCH = 1 << 16
+SHOWN_ROWS = 3
+PARTS = ("head", "relation", "tail", "group")
+COLUMN = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Statements:
+    """One entry of a mapping: a query, and what its rows say."""
+
+    query: str
+    head: str = "{head}"
+    relation: str = "{relation}"
+    tail: str = "{tail}"
+    confidential: bool = False
+    group: str | None = None
+    place: str = "statements"
+    """Where the entry stands, for messages."""
+
+    def templates(self) -> dict[str, str]:
+        return {part: template for part in PARTS if (template := getattr(self, part)) is not None}
+
+
+@dataclass(frozen=True)
+class GraphMapping:
+    """A whole mapping; `read_mapping` makes it from a file."""
+
+    file: Path
+    source: str
+    statements: tuple[Statements, ...]
+    valid: float = 0.0
+    test: float = 0.0
+    coin: str = "tacit"
+
+
+@dataclass
+class Entry:
+    """What came of one entry: rows = kept + skipped for a NULL + rejected (with problems)."""
+
+    place: str
+    confidential: bool
+    rows: int = 0
+    nulls: int = 0
+    rejected: int = 0
+    first: list[tuple[str, ...]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A graph and the account of how it came about."""
+
+    graph: Graph
+    entries: tuple[Entry, ...]
+    duplicates: int
+
+    def per_relation(self) -> list[dict[str, Any]]:
+        """Statements and confidential statements of each relation, the most frequent first."""
+        pool, names = self.graph.statements, self.graph.relations
+        total = np.bincount(pool.triples[:, 1], minlength=len(names))
+        marks = np.zeros(len(pool), bool) if pool.confidential is None else pool.confidential
+        secret = np.bincount(pool.triples[marks, 1], minlength=len(names))
+        order = np.argsort(-total, kind="stable").tolist()
+        return [{"relation": names[r], "statements": int(total[r]), "confidential": int(secret[r])} for r in order]
+
+    def confidential_share(self) -> float:
+        marks = self.graph.statements.confidential
+        return 0.0 if marks is None or not len(marks) else float(marks.mean())
+
+
+def read_mapping(path: str | PathLike[str]) -> GraphMapping:
+    """Read a mapping from a file, or one of those that come with tacit by its name."""
+    file = Path(path)
+    if not file.exists() and (SHIPPED / f"{path}.toml").is_file():
+        file = SHIPPED / f"{path}.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(found.stem for found in SHIPPED.glob("*.toml")))
+        raise BadInput(f"{file}: no such file.", hint=f"Mappings that come with tacit: {known}.") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read as TOML: {error}.") from None
+    if (schema := content.pop("schema", None)) != SCHEMA:
+        raise BadInput(f"{file}: found the schema {schema!r}; expected {SCHEMA!r}.")
+    split, source = content.pop("split", {}), content.pop("source", "")
+    entries = content.pop("statements", [])
+    _known_keys(file, "the mapping", content, ())
+    if not isinstance(split, dict) or not isinstance(entries, list) or not entries:
+        raise BadInput(f"{file}: found no [[statements]]; expected at least one, and [split] as a table.")
+    _known_keys(file, "[split]", split, ("valid", "test", "coin"))
+    shares = [split.get(name, 0.0) for name in ("valid", "test")]
+    if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares) or sum(shares) >= 1:
+        raise BadInput(f"{file}: [split]: found valid {shares[0]} and test {shares[1]}; expected shares that leave some to train.")
+    made = tuple(_statements(file, number, entry) for number, entry in enumerate(entries, 1))
+    return GraphMapping(file, _no_secrets(file, str(source)), made, *map(float, shares), str(split.get("coin", "tacit")))
+
+
+def _statements(file: Path, number: int, entry: Any) -> Statements:
+    place = f"{file}: statements {number}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("query"), str):
+        raise BadInput(f"{place}: found no query.")
+    types = {"query": str, "head": str, "relation": str, "tail": str, "group": str, "confidential": bool}
+    _known_keys(file, f"statements {number}", entry, tuple(types))
+    for key, value in entry.items():
+        if not isinstance(value, types[key]):
+            raise BadInput(f"{place}: found {excerpt(repr(value))} as {key}; expected a {types[key].__name__}.")
+    if "{" not in (constant := entry.get("relation", "{")):
+        place += f" ({constant})"
+    return Statements(**entry, place=place)
+
+
+def _known_keys(file: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := [key for key in table if key not in known]:
+        near = get_close_matches(unknown[0], [*known, "schema", "source", "split", "statements"], n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{file}: {where}: found the unknown key {unknown[0]!r}.", hint=hint)
+
+
+def _no_secrets(place: object, source: str) -> str:
+    """A source that says where, never who: user and password have no place in a file, a log or a command line."""
+    if source.startswith((POSTGRESQL, "postgres:")) and (re.search(r"//[^/]*@|password|user=", source)):
+        raise BadInput(
+            f"{place}: found credentials in the source; expected none.",
+            hint="Set PGUSER and PGPASSWORD, use ~/.pgpass, or a service file and PGSERVICE.",
+        )
+    return source
+
+
+class Source(Protocol):
+    """Something that answers a query with batches of rows."""
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """The rows of a query; whatever goes wrong is raised as `TacitError`."""
+
+
+class _Tables:
+    """CSV and Parquet files of a folder, each a table named after its file, by DuckDB."""
+
+    def __init__(self, folder: Path, scratch: Path):
+        import duckdb
+
+        self._error = duckdb.Error
+        self._connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+        self._connection.execute(f"SET temp_directory = '{_quoted(scratch)}'")
+        for file in sorted(folder.iterdir()):
+            suffix = bare(file).suffix.lower()
+            if suffix not in (".csv", ".tsv", ".parquet") or not file.is_file():
+                continue
+            name = bare(file).stem.lower()
+            if suffix != ".parquet" and file.suffix.lower() in (".xz", ".bz2"):  # what DuckDB does not decompress
+                file = _unpacked(file, scratch)
+            read = f"read_csv('{_quoted(file)}', all_varchar = true, header = true)"
+            if suffix == ".parquet":
+                read = f"read_parquet('{_quoted(file)}')"
+            try:
+                self._connection.execute(f'CREATE VIEW "{name.replace(chr(34), chr(34) * 2)}" AS SELECT * FROM {read}')
+            except self._error as error:
+                raise BadInput(f"{file}: cannot be read as a table: {_first_line(error)}") from None
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._connection.execute(query).to_arrow_reader(BATCH)
+        except self._error as error:
+            raise TacitError(_first_line(error)) from None
+        except pa.ArrowException as error:
+            raise TacitError(_first_line(error)) from None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Sqlite:
+    """An SQLite file, by SQLite itself, opened to be read only."""
+
+    def __init__(self, file: Path):
+        self._connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        try:
+            cursor = self._connection.execute(query)
+            names = [column[0] for column in cursor.description or ()]
+            while rows := cursor.fetchmany(BATCH):
+                columns = [pa.array([None if v is None else str(v) for v in column], pa.string()) for column in zip(*rows, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, names)
+        except sqlite3.Error as error:
+            raise TacitError(str(error)) from None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Postgres:
+    """A PostgreSQL server, by ADBC; one read-only transaction, so that all queries see the same state."""
+
+    def __init__(self, uri: str):
+        from adbc_driver_manager import Error
+        from adbc_driver_postgresql import dbapi
+
+        self._error = Error
+        try:
+            self._connection = dbapi.connect(uri)
+            with self._connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        except Error as error:
+            raise BadInput(
+                f"PostgreSQL: {_first_line(error)}",
+                hint="Where and who is taken from PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, PGSERVICE or ~/.pgpass.",
+            ) from None
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(query)
+                yield from cursor.fetch_record_batch()
+        except (self._error, pa.ArrowException, OSError) as error:
+            raise TacitError(_first_line(error)) from None
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except self._error as error:  # the server is gone already; what it sent before was dealt with
+            LOG.debug("closing the connection: %s", type(error).__name__)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def _unpacked(file: Path, scratch: Path) -> Path:
+    target = scratch / bare(file).name
+    with reading(file) as packed, open(target, "wb") as plain:
+        shutil.copyfileobj(packed, plain, 1 << 20)
+    return target
+
+
+def _first_line(error: BaseException) -> str:
+    """What an engine says, in one line, without any secret that it might quote."""
+    text = " ".join(str(error).split("\n\n")[0].split())
+    for name in ("PGPASSWORD",):
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    return text if text.endswith(".") else f"{text}."
+
+
+@contextmanager
+def open_source(where: str, base: Path) -> Iterator[Source]:
+    """Open what a mapping or the command line names as its source; relative paths are relative to `base`."""
+    if where.startswith((POSTGRESQL, "postgres:")):
+        source: Any = _Postgres(where if "://" in where else "postgresql://")
+    else:
+        path = base / where
+        if path.is_dir():
+            with tempfile.TemporaryDirectory(prefix="tacit-") as scratch:
+                tables = _Tables(path, Path(scratch))
+                try:
+                    yield tables
+                finally:
+                    tables.close()
+            return
+        if not path.is_file():
+            raise BadInput(f"{path}: no such folder of tables or SQLite file.", hint="Say where the data are with --source.")
+        source = _Sqlite(path)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+class _Collector:
+    """Rows as they come in: names to ids, marks and groups."""
+
+    def __init__(self) -> None:
+        self.encoder = Encoder()
+        self.sizes: list[int] = []
+        self.grouped: list[bool] = []
+        self.entry_of: list[int] = []
+
+    def add(self, columns: Mapping[str, pa.Array], entry: int) -> None:
+        """Columns of head, relation, tail and maybe group, without NULLs."""
+        for part in PARTS:
+            if part in columns:
+                closed = pc.binary_join_element_wise(columns[part], "", END.decode()).cast(pa.binary())
+                self.encoder.add_batch(closed.dictionary_encode())
+        self.sizes.append(len(columns["head"]))
+        self.grouped.append("group" in columns)
+        self.entry_of.append(entry)
+
+    def finish(self) -> tuple[pa.Array, dict[int, str], Ids, Ids, Ids]:
+        """Names, what is wrong with some, and for all rows: triples, groups, entries."""
+        names, faulty, ids = self.encoder.finish(1)
+        flat, start = ids.reshape(-1), 0
+        triples, groups = [np.empty((0, 3), np.int32)], [np.empty(0, np.int32)]
+        for size, grouped in zip(self.sizes, self.grouped, strict=True):
+            parts = 3 + grouped
+            block = flat[start : start + parts * size].reshape(parts, size)
+            triples.append(block[:3].T)
+            groups.append(block[3] if grouped else np.full(size, NO_GROUP, np.int32))
+            start += parts * size
+        entries = np.repeat(np.array(self.entry_of, np.int32), self.sizes)
+        return names, faulty, np.concatenate(triples), np.concatenate(groups), entries
+
+
+def import_graph(
+    mapping: GraphMapping,
+    source: str | None = None,
+    *,
+    skip_bad: bool = False,
+    progress: Callable[[int, int, int], None] = lambda entry, entries, rows: None,
+) -> Imported:
+    """Run a mapping's queries and make a graph of what they say.
+
+    Parameters
+    ----------
+    source
+        Where the data are; default: what the mapping says.
+    skip_bad
+        Leave out rows whose names cannot be (blank, control characters), and count them; otherwise they are an error.
+    progress
+        Called with (entry, number of entries, rows so far).
+    """
+    where = _no_secrets("--source", source) if source is not None else mapping.source
+    base = Path() if source is not None else mapping.file.parent
+    if not where:
+        raise BadInput(f"{mapping.file}: it names no source.", hint="Say where the data are with --source.")
+    collector = _Collector()
+    entries = [Entry(statements.place, statements.confidential) for statements in mapping.statements]
+    total = 0
+    with open_source(where, base) as opened:
+        for number, (statements, entry) in enumerate(zip(mapping.statements, entries, strict=True)):
+            try:
+                for batch in opened.batches(statements.query):
+                    columns = _apply(statements, batch, entry)
+                    collector.add(columns, number)
+                    total += batch.num_rows
+                    progress(number, len(entries), total)
+            except TacitError as error:
+                raise BadInput(f"{statements.place}: {error}") from None
+            LOG.info("entry %d of %d: %d rows, %d with a NULL", number + 1, len(entries), entry.rows, entry.nulls)
+    graph, duplicates = _graph(mapping, collector, entries, skip_bad)
+    return Imported(graph, tuple(entries), duplicates)
+
+
+def _apply(statements: Statements, batch: pa.RecordBatch, entry: Entry) -> dict[str, pa.Array]:
+    """The columns that the templates make of a batch; rows with a NULL are left out, and counted."""
+    made = {part: _fill(template, batch) for part, template in statements.templates().items()}
+    good = pc.is_valid(made["head"])
+    for column in made.values():
+        good = pc.and_(good, pc.is_valid(column))
+    kept = {part: column.filter(good) for part, column in made.items()}
+    entry.rows += batch.num_rows
+    entry.nulls += batch.num_rows - len(kept["head"])
+    if (missing := SHOWN_ROWS - len(entry.first)) > 0:
+        entry.first += zip(*(kept[part].slice(0, missing).to_pylist() for part in PARTS[:3]), strict=True)
+    return kept
+
+
+def _fill(template: str, batch: pa.RecordBatch) -> pa.Array:
+    """A template with its columns filled in; NULL where one of them is."""
+    pieces: list[Any] = []
+    for place, text in enumerate(COLUMN.split(template)):
+        if place % 2 == 0:
+            pieces += [pa.scalar(text)] if text else []
+            continue
+        if text not in batch.schema.names:
+            found = ", ".join(batch.schema.names)
+            raise TacitError(f"found the columns {found} in the query's result; expected also {text!r}, which a template uses.")
+        pieces.append(_text(batch.column(text), text))
+    if not any(isinstance(piece, pa.Array) for piece in pieces):
+        return pa.array([template], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int32)))
+    return pc.binary_join_element_wise(*pieces, "", null_handling="emit_null")
+
+
+def _text(column: pa.Array, name: str) -> pa.Array:
+    """A column as text. What has no one way to be written (a float, a list) is for the query to write."""
+    kind = column.type
+    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
+    if any(fits(kind) for fits in plain):
+        return column.cast(pa.string())
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.string())
+    if isinstance(column, pa.ExtensionArray) and pa.types.is_string(column.storage.type):  # PostgreSQL's numeric
+        return column.storage
+    raise TacitError(f"found the type {kind} in column {name!r}; expected text or whole numbers: CAST it AS VARCHAR in the query.")
+
+
+def _graph(mapping: GraphMapping, collector: _Collector, entries: list[Entry], skip_bad: bool) -> tuple[Graph, int]:
+    names, faulty, triples, groups, entry_of = collector.finish()
+    good = np.ones(len(triples), bool)
+    if faulty:
+        wrong = np.isin(triples, list(faulty)).any(axis=1) | np.isin(groups, list(faulty))
+        for row in np.flatnonzero(wrong).tolist():
+            entry = entries[int(entry_of[row])]
+            entry.rejected += 1
+            if len(entry.problems) < 100:
+                fault = next(faulty[i] for i in (*triples[row].tolist(), int(groups[row])) if i in faulty)
+                entry.problems.append(Problem(entry.place, None, f"{fault} in a name", "plain text"))
+        if not skip_bad:
+            problems = [problem for entry in entries for problem in entry.problems]
+            raise BadInput(
+                f"{mapping.file}: {int(wrong.sum()):,} rows give names that cannot be.",
+                problems,
+                int(wrong.sum()),
+                hint="Clean them up in the query (TRIM, REPLACE), or leave them out with --skip-bad.",
+            )
+        good = ~wrong
+        triples, groups, entry_of = triples[good], groups[good], entry_of[good]
+    if not len(triples):
+        raise BadInput(f"{mapping.file}: its queries gave no statement.")
+    marks = np.array([entry.confidential for entry in entries])[entry_of]
+    texts, rank, _ = unite([names])
+    part = public_coin(texts, triples, mapping.coin, (mapping.valid, mapping.test))
+    splits = {}
+    for number, split in enumerate(SPLITS):
+        rows = part == number
+        splits[split] = Split(triples[rows], marks[rows], groups[rows])
+    graph, repeats = assemble(texts, splits, rank=rank, checked=True)
+    return graph, sum(repeats.values())
+
+
+def public_coin(names: Sequence[str], triples: Ids, coin: str, shares: tuple[float, float]) -> npt.NDArray[np.int8]:
+    """0, 1 or 2 (train, valid, test) for each triple: a function of its names and the public coin alone.
+
+    So new rows never move old ones, a triple falls the same way at every party, and which split it falls into says
+    nothing about what else is in the data. Each name is hashed once (BLAKE2b); a triple's number is Philox with head and
+    tail as its counter and the relation as its key.
+    """
+    key = hashlib.blake2b(coin.encode(), digest_size=32).digest()
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
+    words = np.frombuffer(digests, "<u4").reshape(-1, 2).astype(np.int64)
+    part = np.empty(len(triples), np.int8)
+    edges = np.cumsum(shares)
+    for start in range(0, len(triples), BATCH):
+        h, r, t = triples[start : start + BATCH].T
+        counter = (words[h, 0], words[h, 1], words[t, 0], words[t, 1])
+        first, second, _, _ = philox(counter, (words[r, 0], words[r, 1]))
+        uniform = ((first << 21) | (second >> 11)).astype(np.float64) * 2.0**-53
+        part[start : start + BATCH] = np.where(uniform < edges[0], 1, np.where(uniform < edges[1], 2, 0))
+    return part
