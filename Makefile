@@ -16,6 +16,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	scripts/install-postgresql
 	@touch $@
 
 demo: setup    ## make the embedded federation and show what the product can do with it
@@ -52,9 +53,10 @@ docs: setup    ## build the documentation into site/
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 
-bench: setup   ## the benchmark of the readers, beside pandas and PyKEEN
+bench: setup   ## the benchmarks of reading (beside pandas and PyKEEN) and importing
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/importing.py
 
 picture: setup ## draw the README's picture from a real run
 	$(BIN)/python docs/picture.py

@@ -8,11 +8,13 @@ import os
 import re
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,10 +30,13 @@ from tacit.files import (
     read_parties,
     write_graph,
 )
+from tacit.files.graphs import MANIFEST, fill_folder
 from tacit.folders import log_to, new_folder
-from tacit.graph import Graph
+from tacit.graph import SPLITS, Graph
 from tacit.inspection import Inspection, inspect
+from tacit.marking import confidential_share, group, mark, marked_per_relation, select
 from tacit.parties import METHODS, Parties, given, partition, pool
+from tacit.sources import Imported, import_graph, read_mapping
 
 LOG = logging.getLogger(__name__)
 app = typer.Typer(
@@ -39,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
 )
-data = typer.Typer(no_args_is_help=True, help="Look at graphs, divide them, convert them.")
+data = typer.Typer(no_args_is_help=True, help="Get graphs in, look at them, mark them, divide them.")
 app.add_typer(data, name="data")
 out = Console()
 
@@ -192,6 +197,104 @@ def data_convert(
         say(f"{graph} written to {out_path}.")
 
 
+@data.command("import")
+def data_import(
+    mapping: Annotated[str, typer.Argument(help="A mapping file (TOML), or mimic-iii or eicu, which come with tacit.")],
+    out_path: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Where the data are: a folder of tables, an SQLite file, or postgresql.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show counts and first rows; write nothing.")] = False,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a graph out of databases, by a mapping of queries to statements."""
+    if (out_path is None) != dry_run:
+        raise TacitError("Say where to write with --out, or look first with --dry-run.")
+    if out_path is None:
+        made = _import(mapping, source, skip_bad, as_json)
+    else:
+        with new_folder(out_path, MANIFEST, force=force) as folder, log_to(folder):
+            made = _import(mapping, source, skip_bad, as_json)
+            fill_folder(made.graph, folder)
+    counts, share = marked_per_relation(made.graph), confidential_share(made.graph)
+    if as_json:
+        sizes = {name: len(split) for name, split in made.graph.splits.items()}
+        facts = {"entities": len(made.graph.entities), "triples": sizes, "relations": counts}
+        entries = [{k: v for k, v in asdict(entry).items() if k != "problems"} for entry in made.entries]
+        print(json.dumps(facts | {"out": out_path and str(out_path), "confidential_share": share, "entries": entries}))
+        return
+    rows = [(entry.place.partition(": ")[2], entry.rows, entry.nulls, entry.rejected) for entry in made.entries]
+    _table("entry", "rows", "skipped for a NULL", "rejected", rows=rows)
+    if dry_run:
+        first = [row for entry in made.entries for row in entry.first[:1]]
+        _table("head", "relation", "tail", rows=first, title="the first row of each")
+    _show_marks(counts, share)
+    if nulls := sum(entry.nulls for entry in made.entries):
+        _warn([f"{nulls:,} rows have a NULL where a name is needed, and are skipped"])
+    if rejected := sum(entry.rejected for entry in made.entries):
+        _warn([f"{rejected:,} rows give names that cannot be, and are left out"])
+    say(f"{made.graph}" + (f" written to {out_path}." if out_path else "; nothing written."))
+
+
+@data.command("mark")
+def data_mark(
+    path: Annotated[str, typer.Argument(help="A file, a folder, or the name of a benchmark.")],
+    out_path: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
+    relation: Annotated[
+        list[str] | None, typer.Option(help="All statements of this relation; may be repeated.")
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(help="head=REGEX, relation=REGEX or tail=REGEX; repeated, all have to match."),
+    ] = None,
+    triples: Annotated[Path | None, typer.Option(help="The statements in this file.")] = None,
+    share: Annotated[float | None, typer.Option(help="A random share of all statements.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="For --share.")] = 0,
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group", help="Group what is marked by head, relation or tail; head=REGEX: by what it finds."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the marks that are there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be marked; write nothing.")] = False,
+    columns: Columns = None,
+    separator: Separator = None,
+    header: Header = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which statements are confidential, and which belong together. Shows what is marked before it writes."""
+    if (out_path is None) != dry_run:
+        raise TacitError("Say where to write with --out, or look first with --dry-run.")
+    if not (relation or match or triples or share is not None or group_by or fresh):
+        raise TacitError("Say what to mark: by --relation, --match, --triples or --share.")
+    graph = _one(_read(path, data, columns, separator, header, skip_bad), path)
+    wanted = [triple for split in SPLITS for triple in read_graph(triples).named(split)] if triples else []
+    patterns = dict(_part_and_pattern(text) for text in match or ())
+    chosen = select(graph, relations=relation or (), match=patterns, triples=wanted, share=share, seed=seed)
+    graph = mark(graph, chosen, fresh=fresh)
+    if group_by:
+        part, pattern = _part_and_pattern(group_by) if "=" in group_by else (group_by, None)
+        graph = group(graph, part, pattern)  # type: ignore[arg-type]
+    counts, portion = marked_per_relation(graph), confidential_share(graph)
+    if not as_json:
+        _show_marks(counts, portion)
+        say(f"{len(graph.groups):,} groups")
+    if out_path is not None:
+        if not yes and not as_json and sys.stdin.isatty():
+            typer.confirm(f"Write this to {out_path}?", abort=True)
+        write_graph(graph, out_path, force=force)
+    if as_json:
+        facts = {"relations": counts, "confidential_share": portion, "groups": len(graph.groups)}
+        print(json.dumps(facts | {"out": out_path and str(out_path)}))
+    else:
+        say(f"Written to {out_path}." if out_path else "Nothing written.")
+
+
 @app.command()
 def demo(
     out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("demo"),
@@ -233,6 +336,39 @@ def demo(
 def say(text: str, style: str = "") -> None:
     """Print text as it is: names and paths may hold what rich would take for markup."""
     out.print(Text(text, style=style))
+
+
+def _import(mapping: str, source: str | None, skip_bad: bool, quiet: bool) -> Imported:
+    """Import with a bar on a terminal."""
+    recipe = read_mapping(mapping)
+    if quiet or not sys.stderr.isatty():
+        return import_graph(recipe, source, skip_bad=skip_bad)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("importing", total=len(recipe.statements), rows=0)
+        return import_graph(
+            recipe,
+            source,
+            skip_bad=skip_bad,
+            progress=lambda entry, _, rows: bar.update(task, completed=entry, rows=rows),
+        )
+
+
+def _part_and_pattern(text: str) -> tuple[Any, str]:
+    part, equals, pattern = text.partition("=")
+    if not equals:
+        raise TacitError(f"{text!r}: expected head=REGEX, relation=REGEX or tail=REGEX.")
+    return part, pattern
+
+
+def _show_marks(counts: list[dict[str, Any]], share: float) -> None:
+    _table("relation", "statements", "confidential", rows=[tuple(row.values()) for row in counts])
+    say(f"{share:.1%} of the statements are confidential")
 
 
 def _busy(doing: str, quiet: bool) -> Any:

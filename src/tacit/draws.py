@@ -54,7 +54,9 @@ class Purpose(IntEnum):
     MARK = 4
 
 
-def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array | int, Array | int]) -> tuple[Array, Array, Array, Array]:
+def philox(
+    counter: tuple[Array, Array, Array, Array], key: tuple[Array | int, Array | int]
+) -> tuple[Array, Array, Array, Array]:
     """Philox4x32-10 of a 4-word counter under a 2-word key. Words are int64 in [0, 2**32) and broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key

@@ -18,8 +18,8 @@ query's columns:
     confidential = true
     group = "admission: {hadm_id}"           # statements that belong together
 
-A row with a NULL in a column that a template uses says nothing; it is skipped and counted. Columns of CSV files are text,
-as they stand there: the code 0389 does not become the number 389.
+A row with a NULL in a column that a template uses says nothing; it is skipped and counted. Columns of CSV files are
+text, as they stand there: the code 0389 does not become the number 389.
 
 Queries run where the data are: DuckDB for CSV and Parquet, SQLite's own engine for SQLite, the server for PostgreSQL
 (through ADBC, in one read-only transaction). Rows arrive in batches and become ids at once, so memory grows with the
@@ -115,19 +115,6 @@ class Imported:
     entries: tuple[Entry, ...]
     duplicates: int
 
-    def per_relation(self) -> list[dict[str, Any]]:
-        """Statements and confidential statements of each relation, the most frequent first."""
-        pool, names = self.graph.statements, self.graph.relations
-        total = np.bincount(pool.triples[:, 1], minlength=len(names))
-        marks = np.zeros(len(pool), bool) if pool.confidential is None else pool.confidential
-        secret = np.bincount(pool.triples[marks, 1], minlength=len(names))
-        order = np.argsort(-total, kind="stable").tolist()
-        return [{"relation": names[r], "statements": int(total[r]), "confidential": int(secret[r])} for r in order]
-
-    def confidential_share(self) -> float:
-        marks = self.graph.statements.confidential
-        return 0.0 if marks is None or not len(marks) else float(marks.mean())
-
 
 def read_mapping(path: str | PathLike[str]) -> GraphMapping:
     """Read a mapping from a file, or one of those that come with tacit by its name."""
@@ -151,9 +138,17 @@ def read_mapping(path: str | PathLike[str]) -> GraphMapping:
     _known_keys(file, "[split]", split, ("valid", "test", "coin"))
     shares = [split.get(name, 0.0) for name in ("valid", "test")]
     if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares) or sum(shares) >= 1:
-        raise BadInput(f"{file}: [split]: found valid {shares[0]} and test {shares[1]}; expected shares that leave some to train.")
-    made = tuple(_statements(file, number, entry) for number, entry in enumerate(entries, 1))
-    return GraphMapping(file, _no_secrets(file, str(source)), made, *map(float, shares), str(split.get("coin", "tacit")))
+        raise BadInput(
+            f"{file}: [split]: found valid {shares[0]} and test {shares[1]}; expected shares that leave some to train."
+        )
+    return GraphMapping(
+        file,
+        _no_secrets(file, str(source)),
+        tuple(_statements(file, number, entry) for number, entry in enumerate(entries, 1)),
+        valid=float(shares[0]),
+        test=float(shares[1]),
+        coin=str(split.get("coin", "tacit")),
+    )
 
 
 def _statements(file: Path, number: int, entry: Any) -> Statements:
@@ -220,10 +215,11 @@ class _Tables:
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._connection.execute(query).to_arrow_reader(BATCH)
-        except self._error as error:
-            raise TacitError(_first_line(error)) from None
-        except pa.ArrowException as error:
+            kinds = [statement.type.name for statement in self._connection.extract_statements(query)]
+            if kinds != ["SELECT"]:
+                raise TacitError(f"found {' and '.join(kinds) or 'nothing'}; expected one query.")
+            yield from self._connection.sql(query).to_arrow_reader(BATCH)
+        except (self._error, pa.ArrowException) as error:
             raise TacitError(_first_line(error)) from None
 
     def close(self) -> None:
@@ -241,7 +237,10 @@ class _Sqlite:
             cursor = self._connection.execute(query)
             names = [column[0] for column in cursor.description or ()]
             while rows := cursor.fetchmany(BATCH):
-                columns = [pa.array([None if v is None else str(v) for v in column], pa.string()) for column in zip(*rows, strict=True)]
+                columns = [
+                    pa.array([None if v is None else str(v) for v in column], pa.string())
+                    for column in zip(*rows, strict=True)
+                ]
                 yield pa.RecordBatch.from_arrays(columns, names)
         except sqlite3.Error as error:
             raise TacitError(str(error)) from None
@@ -265,7 +264,7 @@ class _Postgres:
         except Error as error:
             raise BadInput(
                 f"PostgreSQL: {_first_line(error)}",
-                hint="Where and who is taken from PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, PGSERVICE or ~/.pgpass.",
+                hint="Where and who comes from PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, PGSERVICE or ~/.pgpass.",
             ) from None
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
@@ -319,7 +318,9 @@ def open_source(where: str, base: Path) -> Iterator[Source]:
                     tables.close()
             return
         if not path.is_file():
-            raise BadInput(f"{path}: no such folder of tables or SQLite file.", hint="Say where the data are with --source.")
+            raise BadInput(
+                f"{path}: no such folder of tables or SQLite file.", hint="Say where the data are with --source."
+            )
         source = _Sqlite(path)
     try:
         yield source
@@ -424,7 +425,9 @@ def _fill(template: str, batch: pa.RecordBatch) -> pa.Array:
             continue
         if text not in batch.schema.names:
             found = ", ".join(batch.schema.names)
-            raise TacitError(f"found the columns {found} in the query's result; expected also {text!r}, which a template uses.")
+            raise TacitError(
+                f"found the columns {found} in the query's result; expected also {text!r}, which a template uses."
+            )
         pieces.append(_text(batch.column(text), text))
     if not any(isinstance(piece, pa.Array) for piece in pieces):
         return pa.array([template], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int32)))
@@ -441,7 +444,9 @@ def _text(column: pa.Array, name: str) -> pa.Array:
         return pa.nulls(len(column), pa.string())
     if isinstance(column, pa.ExtensionArray) and pa.types.is_string(column.storage.type):  # PostgreSQL's numeric
         return column.storage
-    raise TacitError(f"found the type {kind} in column {name!r}; expected text or whole numbers: CAST it AS VARCHAR in the query.")
+    raise TacitError(
+        f"found the type {kind} in column {name!r}; expected text or whole numbers: CAST it AS VARCHAR in the query."
+    )
 
 
 def _graph(mapping: GraphMapping, collector: _Collector, entries: list[Entry], skip_bad: bool) -> tuple[Graph, int]:
@@ -482,8 +487,8 @@ def public_coin(names: Sequence[str], triples: Ids, coin: str, shares: tuple[flo
     """0, 1 or 2 (train, valid, test) for each triple: a function of its names and the public coin alone.
 
     So new rows never move old ones, a triple falls the same way at every party, and which split it falls into says
-    nothing about what else is in the data. Each name is hashed once (BLAKE2b); a triple's number is Philox with head and
-    tail as its counter and the relation as its key.
+    nothing about what else is in the data. Each name is hashed once (BLAKE2b); a triple's number is Philox with head
+    and tail as its counter and the relation as its key.
     """
     key = hashlib.blake2b(coin.encode(), digest_size=32).digest()
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
