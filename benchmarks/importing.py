@@ -2,10 +2,10 @@
 
     make bench                                  (or: python benchmarks/importing.py --rows 10000000)
 
-The rows are visits: a patient, a drug and a place each, with names made by templates. Each number of rows is imported by
-a process of its own; memory is that process's resident set at its largest. The floor is the graph itself: 12 bytes a
-triple, and the names. Memory that grew with the table and not with the graph would show between the first rows and the
-last, which import the same graph from tables of different length.
+The rows are visits: a patient, a drug and a note each, with names made by templates. Each line is a process of its own;
+memory is that process's resident set at its largest. The floor is the graph itself: 12 bytes a triple, and the names.
+The first two lines make the same graph from tables of different length: memory that grew with the table and not with
+the graph would show between them.
 """
 
 from __future__ import annotations
@@ -81,26 +81,17 @@ def main() -> None:
         print(json.dumps(measure(options.child)))
         return
     found = []
-    print(
-        f"{'rows':>12}{'triples':>12}{'entities':>10}{'seconds':>9}{'rows/s':>12}{'peak MiB':>10}{'grown MiB':>11}{'floor':>7}"
-    )
-    for rows, distinct in (
-        (options.rows // 10, options.rows // 10),
-        (options.rows, options.rows // 10),
-        (options.rows,) * 2,
-    ):
+    titles = ("rows", "triples", "entities", "seconds", "rows/s", "peak MiB", "grown MiB", "floor")
+    print("".join(f"{title:>12}" for title in titles))
+    tenth = options.rows // 10
+    for rows, distinct in ((tenth, tenth), (options.rows, tenth), (options.rows, options.rows)):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "mapping.toml").write_text(MAPPING)
             write_visits(Path(folder) / "visits.parquet", rows, distinct)
-            done = subprocess.run(
-                [sys.executable, __file__, "--child", folder], capture_output=True, text=True, check=True
-            )
-        row = json.loads(done.stdout.splitlines()[-1])
-        found.append(row)
-        print(
-            f"{row['rows']:>12,}{row['triples']:>12,}{row['entities']:>10,}{row['seconds']:>9.2f}"
-            f"{row['rows_per_second']:>12,}{row['peak_mib']:>10.0f}{row['grown_mib']:>11.0f}{row['floor_mib']:>7.0f}"
-        )
+            command = [sys.executable, __file__, "--child", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        print("".join(f"{value:>12,}" for value in found[-1].values()))
     result = {
         "schema": "tacit.benchmark/1",
         "benchmark": "importing",

@@ -83,7 +83,7 @@ def test_carve_takes_the_rows_it_is_given(graph, random):
     assert set(part.entities) == occurring
 
 
-def test_keys_tell_triples_apart_even_where_they_do_not_fit_into_63_bits():
+def test_keys_tell_triples_apart_even_where_they_do_not_fit_into_62_bits():
     triples = np.array(list(itertools.product([0, 5, 2**31 - 1], repeat=3)), np.int32)
     keys = triple_keys(triples, 2**31, 2**31)
     assert len(set(keys.tolist())) == len(triples)

@@ -272,7 +272,7 @@ class Graph:
 
 
 def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[Any]:
-    """One comparable value per triple: (head * relations + relation) * entities + tail where that fits into 63 bits.
+    """One comparable value per triple: (head * relations + relation) * entities + tail where that fits into 62 bits.
 
     Where it does not, the bytes of the triple, most significant first: slower, but as good for `unique` and `isin`.
     """
@@ -287,7 +287,7 @@ def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[Any]
 
 
 def _keys_fit(entities: int, relations: int) -> bool:
-    return entities * entities * relations < 1 << 63
+    return entities * entities * relations < 1 << 62
 
 
 def concatenate(splits: Sequence[Split]) -> Split:
@@ -346,9 +346,9 @@ def assemble(
     final = [(np.cumsum(mask[order], dtype=np.int32) - 1)[rank] for mask in occurring]  # raw id -> id in its vocabulary
 
     def canonical(raw: Split) -> Split:
-        if raw.confidential is None and raw.group is None and _keys_fit(len(vocabs[0]), len(vocabs[1])):
-            return _canonical(raw.triples, final[0], final[1], len(vocabs[0]), len(vocabs[1]))
-        return _canonical_with_marks(raw, final, vocabs)
+        if raw.group is None and _keys_fit(len(vocabs[0]), len(vocabs[1])):
+            return _canonical(raw, final[0], final[1], len(vocabs[0]), len(vocabs[1]))
+        return _canonical_with_groups(raw, final, vocabs)
 
     empty = Split(np.empty((0, 3), np.int32))
     done = {split: canonical(splits.get(split, empty)) for split in SPLITS}
@@ -379,23 +379,31 @@ def _marked_alike(splits: Mapping[SplitName, Split], entities: int, relations: i
     }
 
 
-def _canonical(triples: Ids, entity: Ids, relation: Ids, entities: int, relations: int) -> Split:
+def _canonical(raw: Split, entity: Ids, relation: Ids, entities: int, relations: int) -> Split:
     """Sorted rows, each triple once: the keys are sorted, and the triples read back off them.
 
-    Three times as fast as sorting rows by index, for a million triples.
+    Three times as fast as sorting rows by index, for a million triples, and in half the memory. A mark travels as the
+    lowest bit of the key, confidential first, so that the first of equal triples has the stricter one.
     """
-    keys = (entity.astype(np.int64) * (relations * entities))[triples[:, 0]]
-    keys += (relation.astype(np.int64) * entities)[triples[:, 1]]
-    keys += entity[triples[:, 2]]
+    keys = (entity.astype(np.int64) * (relations * entities))[raw.triples[:, 0]]
+    keys += (relation.astype(np.int64) * entities)[raw.triples[:, 1]]
+    keys += entity[raw.triples[:, 2]]
+    marks = None
+    if raw.confidential is not None:
+        keys <<= 1
+        keys |= ~raw.confidential
     keys = _sorted(keys)
+    if raw.confidential is not None:
+        marks = (keys & 1) == 0
+        keys >>= 1
     if not (first := _first_of_run(keys)).all():
-        keys = keys[first]
+        keys, marks = keys[first], None if marks is None else marks[first]
     out = np.empty((len(keys), 3), np.int32)
     rest = keys // max(entities, 1)
     out[:, 2] = keys - rest * entities
     out[:, 0] = rest // max(relations, 1)
     out[:, 1] = rest - out[:, 0] * np.int64(relations)
-    return Split(out)
+    return Split(out, marks)
 
 
 def _sorted(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -408,8 +416,8 @@ def _sorted(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return keys
 
 
-def _canonical_with_marks(raw: Split, final: Sequence[Ids], vocabs: Sequence[Vocab]) -> Split:
-    """Sorted rows, each triple once, with their marks. A triple marked confidential anywhere stays confidential."""
+def _canonical_with_groups(raw: Split, final: Sequence[Ids], vocabs: Sequence[Vocab]) -> Split:
+    """The same for rows with groups, by index."""
     entities, relations, groups = vocabs
     triples = np.stack([final[kind][raw.triples[:, column]] for column, kind in enumerate((0, 1, 0))], 1)
     keys = triple_keys(triples, len(entities), len(relations))

@@ -53,6 +53,7 @@ from tacit.draws import philox
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.files.encoder import END, Encoder, unite
 from tacit.files.lines import bare, reading
+from tacit.files.records import KEPT_PROBLEMS
 from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble
 
 LOG = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ SCHEMA = "tacit.mapping/1"
 SHIPPED = Path(__file__).parent / "mappings"
 POSTGRESQL = "postgresql"
 BATCH = 1 << 16
+COMPACT = 1 << 20
 SHOWN_ROWS = 3
 PARTS = ("head", "relation", "tail", "group")
 COLUMN = re.compile(r"\{([^{}]*)\}")
@@ -329,13 +331,18 @@ def open_source(where: str, base: Path) -> Iterator[Source]:
 
 
 class _Collector:
-    """Rows as they come in: names to ids, marks and groups."""
+    """Rows as they come in: names to ids, repeats left out as they pile up.
+
+    A row here is (head, relation, tail, group, entry). However often a table repeats a statement, memory stays within
+    a few times what the distinct rows take.
+    """
 
     def __init__(self) -> None:
         self.encoder = Encoder()
-        self.sizes: list[int] = []
-        self.grouped: list[bool] = []
-        self.entry_of: list[int] = []
+        self.rows = np.empty((0, 5), np.int32)
+        self.repeats = 0
+        self._waiting: list[tuple[int, bool, int]] = []
+        self._waiting_rows = 0
 
     def add(self, columns: Mapping[str, pa.Array], entry: int) -> None:
         """Columns of head, relation, tail and maybe group, without NULLs."""
@@ -343,23 +350,32 @@ class _Collector:
             if part in columns:
                 closed = pc.binary_join_element_wise(columns[part], "", END.decode()).cast(pa.binary())
                 self.encoder.add_batch(closed.dictionary_encode())
-        self.sizes.append(len(columns["head"]))
-        self.grouped.append("group" in columns)
-        self.entry_of.append(entry)
+        self._waiting.append((len(columns["head"]), "group" in columns, entry))
+        self._waiting_rows += len(columns["head"])
+        if self._waiting_rows > max(len(self.rows), COMPACT):
+            self.compact()
 
-    def finish(self) -> tuple[pa.Array, dict[int, str], Ids, Ids, Ids]:
-        """Names, what is wrong with some, and for all rows: triples, groups, entries."""
-        names, faulty, ids = self.encoder.finish(1)
-        flat, start = ids.reshape(-1), 0
-        triples, groups = [np.empty((0, 3), np.int32)], [np.empty(0, np.int32)]
-        for size, grouped in zip(self.sizes, self.grouped, strict=True):
-            parts = 3 + grouped
-            block = flat[start : start + parts * size].reshape(parts, size)
-            triples.append(block[:3].T)
-            groups.append(block[3] if grouped else np.full(size, NO_GROUP, np.int32))
-            start += parts * size
-        entries = np.repeat(np.array(self.entry_of, np.int32), self.sizes)
-        return names, faulty, np.concatenate(triples), np.concatenate(groups), entries
+    def compact(self) -> None:
+        """Take what waits among the rows, each once."""
+        flat, start, total = self.encoder.take(), 0, len(self.rows)
+        rows = np.empty((total + self._waiting_rows, 5), np.int32)
+        rows[:total] = self.rows
+        for size, grouped, entry in self._waiting:
+            target = rows[total : total + size]
+            for place in range(3 + grouped):
+                target[:, place] = flat[start : start + size]
+                start += size
+            target[:, 3 + grouped : 4] = NO_GROUP
+            target[:, 4] = entry
+            total += size
+        del flat
+        self._waiting, self._waiting_rows = [], 0
+        ends = rows[:, 0].astype(np.int64) << 32 | rows[:, 2]
+        rows = rows[np.lexsort((rows[:, 3], rows[:, 1].astype(np.int64) << 32 | rows[:, 4], ends))]
+        del ends
+        first = np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])[: len(rows)]
+        self.repeats += len(rows) - int(first.sum())
+        self.rows = rows[first]
 
 
 def import_graph(
@@ -450,37 +466,42 @@ def _text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _graph(mapping: GraphMapping, collector: _Collector, entries: list[Entry], skip_bad: bool) -> tuple[Graph, int]:
-    names, faulty, triples, groups, entry_of = collector.finish()
-    good = np.ones(len(triples), bool)
+    collector.compact()
+    names, faulty, _ = collector.encoder.finish(1)
+    rows, collector.rows = collector.rows, np.empty((0, 5), np.int32)
     if faulty:
-        wrong = np.isin(triples, list(faulty)).any(axis=1) | np.isin(groups, list(faulty))
-        for row in np.flatnonzero(wrong).tolist():
-            entry = entries[int(entry_of[row])]
-            entry.rejected += 1
-            if len(entry.problems) < 100:
-                fault = next(faulty[i] for i in (*triples[row].tolist(), int(groups[row])) if i in faulty)
-                entry.problems.append(Problem(entry.place, None, f"{fault} in a name", "plain text"))
-        if not skip_bad:
-            problems = [problem for entry in entries for problem in entry.problems]
+        wrong = np.isin(rows[:, :4], list(faulty)).any(axis=1)
+        _reject(rows[wrong], faulty, entries)
+        if not skip_bad and wrong.any():
             raise BadInput(
                 f"{mapping.file}: {int(wrong.sum()):,} rows give names that cannot be.",
-                problems,
+                [problem for entry in entries for problem in entry.problems],
                 int(wrong.sum()),
                 hint="Clean them up in the query (TRIM, REPLACE), or leave them out with --skip-bad.",
             )
-        good = ~wrong
-        triples, groups, entry_of = triples[good], groups[good], entry_of[good]
-    if not len(triples):
+        rows = rows[~wrong]
+    if not len(rows):
         raise BadInput(f"{mapping.file}: its queries gave no statement.")
-    marks = np.array([entry.confidential for entry in entries])[entry_of]
+    marks = np.array([entry.confidential for entry in entries])[rows[:, 4]]
     texts, rank, _ = unite([names])
-    part = public_coin(texts, triples, mapping.coin, (mapping.valid, mapping.test))
+    part = public_coin(texts, rows[:, :3], mapping.coin, (mapping.valid, mapping.test))
+    grouped = bool((rows[:, 3] != NO_GROUP).any())
     splits = {}
     for number, split in enumerate(SPLITS):
-        rows = part == number
-        splits[split] = Split(triples[rows], marks[rows], groups[rows])
+        here = rows[part == number]
+        splits[split] = Split(here[:, :3], marks[part == number], here[:, 3] if grouped else None)
+    del rows
     graph, repeats = assemble(texts, splits, rank=rank, checked=True)
-    return graph, sum(repeats.values())
+    return graph, sum(repeats.values()) + collector.repeats
+
+
+def _reject(rows: Ids, faulty: Mapping[int, str], entries: list[Entry]) -> None:
+    for row in rows.tolist():
+        entry = entries[row[4]]
+        entry.rejected += 1
+        if len(entry.problems) < KEPT_PROBLEMS:
+            fault = next(faulty[i] for i in row[:4] if i in faulty)
+            entry.problems.append(Problem(entry.place, None, f"{fault} in a name", "plain text"))
 
 
 def public_coin(names: Sequence[str], triples: Ids, coin: str, shares: tuple[float, float]) -> npt.NDArray[np.int8]:

@@ -63,11 +63,16 @@ class Encoder:
         self._ids += [_view(chunk.indices) for chunk in united.chunks[1:]]
         self._pending, self._pending_names = [], 0
 
+    def take(self) -> Ids:
+        """The ids of all values since the last taking; they stay what they are, whatever comes later."""
+        self._unite()
+        ids = np.concatenate([np.empty(0, np.int32), *self._ids])
+        self._ids = []
+        return ids
+
     def finish(self, columns: int) -> tuple[pa.Array, dict[int, str], Ids]:
         """The distinct names; what is wrong with some of them, by id; the ids of all values in rows of `columns`."""
-        self._unite()
-        ids = np.concatenate([np.empty(0, np.int32), *self._ids]).reshape(-1, columns)
-        self._ids = []
+        ids = self.take().reshape(-1, columns)
         names = pc.binary_slice(self._known, 0, -1)
         if _plainly_good(self._known):
             return names.cast(pa.string()), {}, ids
