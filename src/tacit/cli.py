@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit import __version__, datasets
+from tacit.clinic import write_tables
 from tacit.errors import TacitError
 from tacit.files import (
     PARTIES,
@@ -302,24 +303,28 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the embedded clinical federation, look it over, and divide its pooled graph in three ways."""
+    """Make the embedded clinical federation, look it over, import one hospital from tables, divide the pooled graph."""
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder), _busy("making five hospitals", as_json):
         hospitals = datasets.clinic("demo", seed)
+        (folder / "tables").mkdir()
+        write_tables(hospitals[0], folder / "tables")
         fill_parties(hospitals, folder)
         statistics = hospitals.statistics()
+        imported = import_graph(read_mapping("clinic"), str(folder / "tables")).graph
         together = pool(hospitals)
         views = [inspect(graph) for graph in hospitals]
         divided = {by: partition(together, by, 3, seed=seed) for by in METHODS}  # type: ignore[arg-type]
         tables = {by: made.statistics() for by, made in divided.items()}
+    marks, share = marked_per_relation(imported), confidential_share(imported)
     if as_json:
-        print(
-            json.dumps(
-                {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
-            )
-        )
+        facts = {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
+        print(json.dumps(facts | {"imported": {"relations": marks, "confidential_share": share}}))
         return
     out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
     _show_parties(hospitals, statistics, views)
+    out.rule(f"{hospitals.names[0]} again, imported from tables by a mapping that says what is confidential")
+    _show_marks(marks, share)
+    say(f"{len(imported.groups):,} groups: all records of one patient belong together")
     out.rule("All of it in one place, as no one may ever see it")
     _show_graph("pooled", inspect(together), None, every_relation=True)
     for by, made in divided.items():
@@ -328,6 +333,8 @@ def demo(
     say(
         f"\nWritten to {out_path}/. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
+        f"  tacit data import clinic --source {out_path / 'tables'} --dry-run\n"
+        f"  tacit data mark {out_path / hospitals.names[1]} --match 'head=^patient' --group head --dry-run\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
     )

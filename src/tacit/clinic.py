@@ -8,16 +8,18 @@ other, which is what a federation is for, and something to lose, which is what a
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tacit.draws import Purpose, Stream
-from tacit.graph import Graph
+from tacit.graph import SPLITS, Graph
 from tacit.parties import FRESH_SPLIT, Parties
 
 Floats = npt.NDArray[np.float64]
@@ -238,3 +240,14 @@ def _records(world: _World, hospital: str) -> list[Triple]:
         (people[i], "is seen by", doctors[j]) for i, j in world.choose(patients, providers, np.ones(size.patients))
     ]
     return records
+
+
+def write_tables(graph: Graph, folder: Path) -> None:
+    """A hospital's graph as the tables it might have come from: records of patients, and knowledge."""
+    tables: dict[str, list[Triple]] = {"records": [], "knowledge": []}
+    for split in SPLITS:
+        for triple in graph.named(split):
+            tables["records" if triple[0].startswith("patient: ") else "knowledge"].append(triple)
+    for name, rows in tables.items():
+        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("head", "relation", "tail"), *sorted(rows)])
