@@ -8,15 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tacit import cli
+from tacit.cli import show
+from tacit.cli.data import data_inspect
 
 TARGET = Path(__file__).parent / "images" / "inspect.svg"
 
 
 def main() -> None:
-    cli.out = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
-    cli.data_inspect("clinic-demo")
-    drawing = cli.out.export_svg(title="tacit data inspect clinic-demo")
+    show.out = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    data_inspect("clinic-demo")
+    drawing = show.out.export_svg(title="tacit data inspect clinic-demo")
     # The reader's own monospace font will do; a picture should not fetch one from elsewhere.
     TARGET.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawing, flags=re.DOTALL))
 

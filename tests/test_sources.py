@@ -21,7 +21,8 @@ from tacit import BadInput, read_graph
 from tacit.files.lines import reading
 from tacit.graph import SPLITS
 from tacit.marking import confidential_share, marked_per_relation
-from tacit.sources import SHIPPED, import_graph, public_coin, read_mapping
+from tacit.sources import import_graph, public_coin, read_mapping
+from tacit.sources.mapping import SHIPPED
 from test_cli import tacit
 from test_draws import slow_philox
 

@@ -30,19 +30,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
-import shutil
-import sqlite3
-import tempfile
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,50 +42,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tacit.draws import philox
-from tacit.errors import BadInput, Problem, TacitError, excerpt
+from tacit.errors import BadInput, Problem, TacitError
 from tacit.files.encoder import END, Encoder, unite
-from tacit.files.lines import bare, reading
 from tacit.files.records import KEPT_PROBLEMS
 from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble
+from tacit.sources.engines import BATCH, open_source
+from tacit.sources.mapping import PARTS, GraphMapping, Statements, read_mapping, without_secrets
+
+__all__ = ["Entry", "GraphMapping", "Imported", "Statements", "import_graph", "public_coin", "read_mapping"]
 
 LOG = logging.getLogger(__name__)
-SCHEMA = "tacit.mapping/1"
-SHIPPED = Path(__file__).parent / "mappings"
-POSTGRESQL = "postgresql"
-BATCH = 1 << 16
 COMPACT = 1 << 20
 SHOWN_ROWS = 3
-PARTS = ("head", "relation", "tail", "group")
 COLUMN = re.compile(r"\{([^{}]*)\}")
-
-
-@dataclass(frozen=True)
-class Statements:
-    """One entry of a mapping: a query, and what its rows say."""
-
-    query: str
-    head: str = "{head}"
-    relation: str = "{relation}"
-    tail: str = "{tail}"
-    confidential: bool = False
-    group: str | None = None
-    place: str = "statements"
-    """Where the entry stands, for messages."""
-
-    def templates(self) -> dict[str, str]:
-        return {part: template for part in PARTS if (template := getattr(self, part)) is not None}
-
-
-@dataclass(frozen=True)
-class GraphMapping:
-    """A whole mapping; `read_mapping` makes it from a file."""
-
-    file: Path
-    source: str
-    statements: tuple[Statements, ...]
-    valid: float = 0.0
-    test: float = 0.0
-    coin: str = "tacit"
 
 
 @dataclass
@@ -116,218 +77,6 @@ class Imported:
     graph: Graph
     entries: tuple[Entry, ...]
     duplicates: int
-
-
-def read_mapping(path: str | PathLike[str]) -> GraphMapping:
-    """Read a mapping from a file, or one of those that come with tacit by its name."""
-    file = Path(path)
-    if not file.exists() and (SHIPPED / f"{path}.toml").is_file():
-        file = SHIPPED / f"{path}.toml"
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = ", ".join(sorted(found.stem for found in SHIPPED.glob("*.toml")))
-        raise BadInput(f"{file}: no such file.", hint=f"Mappings that come with tacit: {known}.") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file}: cannot be read as TOML: {error}.") from None
-    if (schema := content.pop("schema", None)) != SCHEMA:
-        raise BadInput(f"{file}: found the schema {schema!r}; expected {SCHEMA!r}.")
-    split, source = content.pop("split", {}), content.pop("source", "")
-    entries = content.pop("statements", [])
-    _known_keys(file, "the mapping", content, ())
-    if not isinstance(split, dict) or not isinstance(entries, list) or not entries:
-        raise BadInput(f"{file}: found no [[statements]]; expected at least one, and [split] as a table.")
-    _known_keys(file, "[split]", split, ("valid", "test", "coin"))
-    shares = [split.get(name, 0.0) for name in ("valid", "test")]
-    if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares) or sum(shares) >= 1:
-        raise BadInput(
-            f"{file}: [split]: found valid {shares[0]} and test {shares[1]}; expected shares that leave some to train."
-        )
-    return GraphMapping(
-        file,
-        _no_secrets(file, str(source)),
-        tuple(_statements(file, number, entry) for number, entry in enumerate(entries, 1)),
-        valid=float(shares[0]),
-        test=float(shares[1]),
-        coin=str(split.get("coin", "tacit")),
-    )
-
-
-def _statements(file: Path, number: int, entry: Any) -> Statements:
-    place = f"{file}: statements {number}"
-    if not isinstance(entry, dict) or not isinstance(entry.get("query"), str):
-        raise BadInput(f"{place}: found no query.")
-    types = {"query": str, "head": str, "relation": str, "tail": str, "group": str, "confidential": bool}
-    _known_keys(file, f"statements {number}", entry, tuple(types))
-    for key, value in entry.items():
-        if not isinstance(value, types[key]):
-            raise BadInput(f"{place}: found {excerpt(repr(value))} as {key}; expected a {types[key].__name__}.")
-    if "{" not in (constant := entry.get("relation", "{")):
-        place += f" ({constant})"
-    return Statements(**entry, place=place)
-
-
-def _known_keys(file: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    if unknown := [key for key in table if key not in known]:
-        near = get_close_matches(unknown[0], [*known, "schema", "source", "split", "statements"], n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"{file}: {where}: found the unknown key {unknown[0]!r}.", hint=hint)
-
-
-def _no_secrets(place: object, source: str) -> str:
-    """A source that says where, never who: user and password have no place in a file, a log or a command line."""
-    if source.startswith((POSTGRESQL, "postgres:")) and (re.search(r"//[^/]*@|password|user=", source)):
-        raise BadInput(
-            f"{place}: found credentials in the source; expected none.",
-            hint="Set PGUSER and PGPASSWORD, use ~/.pgpass, or a service file and PGSERVICE.",
-        )
-    return source
-
-
-class Source(Protocol):
-    """Something that answers a query with batches of rows."""
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a query; whatever goes wrong is raised as `TacitError`."""
-
-
-class _Tables:
-    """CSV and Parquet files of a folder, each a table named after its file, by DuckDB."""
-
-    def __init__(self, folder: Path, scratch: Path):
-        import duckdb
-
-        self._error = duckdb.Error
-        self._connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
-        self._connection.execute(f"SET temp_directory = '{_quoted(scratch)}'")
-        for file in sorted(folder.iterdir()):
-            suffix = bare(file).suffix.lower()
-            if suffix not in (".csv", ".tsv", ".parquet") or not file.is_file():
-                continue
-            name = bare(file).stem.lower()
-            if suffix != ".parquet" and file.suffix.lower() in (".xz", ".bz2"):  # what DuckDB does not decompress
-                file = _unpacked(file, scratch)
-            read = f"read_csv('{_quoted(file)}', all_varchar = true, header = true)"
-            if suffix == ".parquet":
-                read = f"read_parquet('{_quoted(file)}')"
-            try:
-                self._connection.execute(f'CREATE VIEW "{name.replace(chr(34), chr(34) * 2)}" AS SELECT * FROM {read}')
-            except self._error as error:
-                raise BadInput(f"{file}: cannot be read as a table: {_first_line(error)}") from None
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        try:
-            kinds = [statement.type.name for statement in self._connection.extract_statements(query)]
-            if kinds != ["SELECT"]:
-                raise TacitError(f"found {' and '.join(kinds) or 'nothing'}; expected one query.")
-            yield from self._connection.sql(query).to_arrow_reader(BATCH)
-        except (self._error, pa.ArrowException) as error:
-            raise TacitError(_first_line(error)) from None
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-class _Sqlite:
-    """An SQLite file, by SQLite itself, opened to be read only."""
-
-    def __init__(self, file: Path):
-        self._connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        try:
-            cursor = self._connection.execute(query)
-            names = [column[0] for column in cursor.description or ()]
-            while rows := cursor.fetchmany(BATCH):
-                columns = [
-                    pa.array([None if v is None else str(v) for v in column], pa.string())
-                    for column in zip(*rows, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(columns, names)
-        except sqlite3.Error as error:
-            raise TacitError(str(error)) from None
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-class _Postgres:
-    """A PostgreSQL server, by ADBC; one read-only transaction, so that all queries see the same state."""
-
-    def __init__(self, uri: str):
-        from adbc_driver_manager import Error
-        from adbc_driver_postgresql import dbapi
-
-        self._error = Error
-        try:
-            self._connection = dbapi.connect(uri)
-            with self._connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        except Error as error:
-            raise BadInput(
-                f"PostgreSQL: {_first_line(error)}",
-                hint="Where and who comes from PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, PGSERVICE or ~/.pgpass.",
-            ) from None
-
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(query)
-                yield from cursor.fetch_record_batch()
-        except (self._error, pa.ArrowException, OSError) as error:
-            raise TacitError(_first_line(error)) from None
-
-    def close(self) -> None:
-        try:
-            self._connection.close()
-        except self._error as error:  # the server is gone already; what it sent before was dealt with
-            LOG.debug("closing the connection: %s", type(error).__name__)
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
-
-
-def _unpacked(file: Path, scratch: Path) -> Path:
-    target = scratch / bare(file).name
-    with reading(file) as packed, open(target, "wb") as plain:
-        shutil.copyfileobj(packed, plain, 1 << 20)
-    return target
-
-
-def _first_line(error: BaseException) -> str:
-    """What an engine says, in one line, without any secret that it might quote."""
-    text = " ".join(str(error).split("\n\n")[0].split())
-    for name in ("PGPASSWORD",):
-        if secret := os.environ.get(name):
-            text = text.replace(secret, "***")
-    return text if text.endswith(".") else f"{text}."
-
-
-@contextmanager
-def open_source(where: str, base: Path) -> Iterator[Source]:
-    """Open what a mapping or the command line names as its source; relative paths are relative to `base`."""
-    if where.startswith((POSTGRESQL, "postgres:")):
-        source: Any = _Postgres(where if "://" in where else "postgresql://")
-    else:
-        path = base / where
-        if path.is_dir():
-            with tempfile.TemporaryDirectory(prefix="tacit-") as scratch:
-                tables = _Tables(path, Path(scratch))
-                try:
-                    yield tables
-                finally:
-                    tables.close()
-            return
-        if not path.is_file():
-            raise BadInput(
-                f"{path}: no such folder of tables or SQLite file.", hint="Say where the data are with --source."
-            )
-        source = _Sqlite(path)
-    try:
-        yield source
-    finally:
-        source.close()
 
 
 class _Collector:
@@ -396,7 +145,7 @@ def import_graph(
     progress
         Called with (entry, number of entries, rows so far).
     """
-    where = _no_secrets("--source", source) if source is not None else mapping.source
+    where = without_secrets("--source", source) if source is not None else mapping.source
     base = Path() if source is not None else mapping.file.parent
     if not where:
         raise BadInput(f"{mapping.file}: it names no source.", hint="Say where the data are with --source.")
