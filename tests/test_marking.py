@@ -91,6 +91,20 @@ def test_groups_by_what_a_pattern_finds(tmp_path):
     assert read_graph(tmp_path / "g") == grouped
 
 
+def test_several_patterns_for_one_part_all_count():
+    graph = Graph.from_triples([("ab", "r", "x"), ("a", "r", "x"), ("b", "r", "x")])
+    assert marked(mark(graph, select(graph, match=[("head", "a"), ("head", "b")]))) == {("ab", "r", "x")}
+
+
+def test_what_is_no_longer_confidential_is_in_no_group():
+    graph = Graph.from_triples([("a", "r", "x"), ("b", "s", "x")])
+    grouped = group(mark(graph, select(graph, share=1.0)), "head")
+    fresh = mark(grouped, select(grouped, relations=["s"]), fresh=True)
+    assert list(fresh.groups) == ["b"]
+    assert fresh.statements.group.tolist() == [NO_GROUP, 0]
+    assert mark(grouped, np.zeros(2, bool), fresh=True) == graph
+
+
 def test_counts_and_share():
     graph = Graph.from_triples([("a", "r", "b"), ("a", "r", "c"), ("a", "s", "b")], test=[("a", "s", "d")])
     done = mark(graph, select(graph, relations=["s"]))
@@ -114,6 +128,14 @@ def test_what_is_not_there_cannot_be_marked():
         select(graph, match={"colour": "x"})
     with pytest.raises(TacitError, match="from 0 to 1"):
         select(graph, share=1.5)
+    with pytest.raises(TacitError, match="come as a list"):
+        select(graph, relations="treats")
+    with pytest.raises(TacitError, match="expected three names"):
+        select(graph, triples=[("aspirin", "treats")])
+    with pytest.raises(TacitError, match="a seed is"):
+        select(graph, share=0.5, seed=-1)
+    with pytest.raises(TacitError, match="one truth value for each of the 1 statements"):
+        mark(graph, np.array([0]))
     with pytest.raises(TacitError, match="none is marked"):
         group(graph, "head")
 
@@ -141,6 +163,8 @@ def test_the_command_shows_what_it_marks_and_then_writes(tmp_path):
         ([], "Say what to mark"),
         (["--relation", "hs"], "Did you mean 'has'"),
         (["--match", "p1"], "expected head=REGEX"),
+        (["--relation", "has", "--group", "head="], "expected head=REGEX"),
+        (["--relation", "has", "--dry-run"], "--dry-run writes nothing"),
         (["--match", "colour=x"], "head, a relation and a tail"),
         (["--share", "2"], "from 0 to 1"),
         (["--triples", "absent.tsv"], "no such file"),

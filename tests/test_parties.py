@@ -112,7 +112,7 @@ def test_a_small_partition_is_what_it_always_was():
         ("triples", {"split": (0.0, 1.0, 0.0)}, "would get no training triple"),
         ("triples", {"split": "most"}, "add up to 1"),
         ("triples", {"split": (float("nan"),) * 3}, "add up to 1"),
-        ("triples", {"seed": -1}, "A seed is"),
+        ("triples", {"seed": -1}, "a seed is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(by, options, message):

@@ -132,7 +132,8 @@ def test_the_same_statement_twice_is_one_and_keeps_the_stricter_mark(people):
     again = PEOPLE.replace("confidential = true\n", "").replace('group = "person: {id}"\n', "")
     both = PEOPLE.replace('group = "person: {id}"\n', "") + again
     made = import_graph(read_mapping(write_mapping(people, both)), str(people))
-    assert made.duplicates == 2
+    assert made.said_by_several == 2
+    assert [entry.kept for entry in made.entries] == [2, 2]
     assert made.graph.train.confidential.all()
 
 
@@ -147,6 +148,11 @@ BAD_MAPPINGS = {
     "a wrong type": (HEADER + PEOPLE.replace("= true", '= "yes"'), "found \"'yes'\" as confidential; expected a bool"),
     "no query": (HEADER + '[[statements]]\nhead = "x"\n', "statements 1: found no query"),
     "a strange split": (HEADER + "[split]\nvalid = 0.6\ntest = 0.6\n" + PEOPLE, "leave some to train"),
+    "a lone brace": (HEADER + PEOPLE.replace("{city}", "{city"), "a brace without its other half in the tail"),
+    "an open group": (HEADER + PEOPLE.replace("confidential = true\n", ""), "statements that are not confidential"),
+    "a source that is no text": (HEADER + "source = 3\n" + PEOPLE, "found '3' as source; expected a str"),
+    "a truth for a share": (HEADER + "[split]\nvalid = true\n" + PEOPLE, "found 'True' as valid; expected a number"),
+    "a strange separator": (HEADER + 'separator = "ab"\n' + PEOPLE, "found 'ab' as separator"),
     "a key that is nowhere": (HEADER + 'sorce = "."\n' + PEOPLE, "Did you mean 'source'"),
 }
 
@@ -167,8 +173,10 @@ def test_a_missing_mapping_names_those_that_are_there():
 BAD_QUERIES = {
     "a missing table": ("SELECT * FROM nobody", "Table with name nobody does not exist"),
     "a missing column": ("SELECT id FROM people", "found the columns id in the query's result; expected also 'name'"),
-    "no SQL": ("SELEC", "syntax error"),
-    "no query": ("CREATE TABLE x (y INT)", "expected one query"),
+    "no SQL": ("SELECT FROM WHERE", "syntax error"),
+    "a command": ("CREATE TABLE x (y INT)", "expected a query"),
+    "two queries": ("SELECT 1; SELECT 2", "expected one query"),
+    "a column twice": ("SELECT id, name, city, name FROM people", "expected 'name' once"),
     "no rows": ("SELECT id, name, city FROM people WHERE false", "gave no statement"),
 }
 
@@ -237,7 +245,7 @@ def test_progress_and_dry_run(people):
     shown = tacit("data", "import", "mapping.toml", "--source", ".", "--dry-run", cwd=people)
     assert "person: Ann (007)" in shown.stdout
     assert "nothing written" in shown.stdout
-    assert "4 rows have a NULL where a name is needed, and are skipped" in shown.stdout
+    assert "4 rows have no value where a name needs one, and are skipped" in shown.stdout
     assert sorted(path.name for path in people.iterdir()) == ["mapping.toml", "people.csv"]
     assert "--out" in tacit("data", "import", "mapping.toml", cwd=people, code=2).stderr
 
@@ -357,12 +365,44 @@ def test_a_wrong_password_is_one_clear_error(server, tmp_path):
     assert "PGHOST" in nowhere.stderr
 
 
-@pytest.mark.parametrize("source", ["postgresql://ann:secret-word@db/x", "postgresql://db/x?password=secret-word"])
+SMUGGLED = [
+    "postgresql://ann:secret-word@db/x",
+    "postgresql://db/x?password=secret-word",
+    "postgresql://db/x?%75ser=ann&%70assword=secret-word",
+    "postgresql://db/x?PASSWORD=secret-word",
+    "postgresql://db/x?oauth_client_secret=secret-word",
+    "postgresql://ann%3Asecret-word%40db:1/x",
+    "postgres://db/x?options=-csecret-word",
+]
+UNKNOWN = [
+    "POSTGRESQL://ann:secret-word@db/x",
+    " postgresql://ann:secret-word@db/x",
+    "mysql://ann:secret-word@db/x",
+    "host=db user=ann password=secret-word",
+    "postgresql:ann:secret-word@db",
+]
+
+
+@pytest.mark.parametrize("source", UNKNOWN)
+def test_an_address_that_is_not_understood_is_not_repeated(tmp_path, source):
+    with pytest.raises(BadInput, match="found") as caught:
+        import_graph(read_mapping(write_mapping(tmp_path, PEOPLE)), source)
+    assert "secret-word" not in str(caught.value)
+
+
+def test_a_folder_may_be_called_after_a_database(people):
+    (people / "postgresql-tables").mkdir()
+    (people / "people.csv").rename(people / "postgresql-tables" / "people.csv")
+    text = 'source = "postgresql-tables"\n' + PEOPLE
+    assert len(import_graph(read_mapping(write_mapping(people, text))).graph.train) == 2
+
+
+@pytest.mark.parametrize("source", SMUGGLED)
 def test_credentials_have_no_place_in_a_mapping_or_a_command(tmp_path, source):
     write_mapping(tmp_path, f'source = "{source}"\n' + PEOPLE)
     for call in (["mapping.toml"], ["mapping.toml", "--source", source]):
         done = tacit("data", "import", *call, "--dry-run", cwd=tmp_path, code=2)
-        assert "found credentials in the source" in done.stderr
+        assert "found credentials, or what might hold them" in done.stderr
         assert "secret-word" not in done.stderr
 
 
@@ -384,12 +424,177 @@ def test_a_service_file_says_where_and_who(server, tmp_path):
     assert list(read_graph(tmp_path / "graph").named("train")) == [("a", "r", "12.50")]
 
 
-def test_a_mapping_cannot_write_to_the_database(server, tmp_path, monkeypatch):
+COMMANDS = [
+    "CREATE TABLE x AS SELECT 1 AS head",
+    "rollback",
+    "copy (select 1) to program 'cat'",
+    "/* SELECT */ do $$ begin end $$",
+    "set transaction read write",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_mapping_holds_queries_and_no_commands(server, tmp_path, monkeypatch, command):
     for key, value in server.environment.items():
         monkeypatch.setenv(key, value)
-    text = '[[statements]]\nquery = "CREATE TABLE x AS SELECT 1 AS head"\n'
-    with pytest.raises(BadInput, match="read-only transaction"):
+    text = f'[[statements]]\nquery = "{command}"\n'
+    with pytest.raises(BadInput, match="found a command; expected a query"):
         import_graph(read_mapping(write_mapping(tmp_path, text)), "postgresql")
+
+
+def test_a_query_cannot_write_to_the_server(server, tmp_path, monkeypatch):
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE precious (head TEXT)")
+        connection.commit()
+    query = "WITH gone AS (INSERT INTO precious VALUES ('x') RETURNING head) SELECT head, head AS tail FROM gone"
+    with pytest.raises(BadInput, match="read-only transaction"):
+        import_graph(read_mapping(write_mapping(tmp_path, f'[[statements]]\nquery = "{query}"\n')), "postgresql")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "attach 'new.db' as n",
+        "vacuum into 'copy.db'",
+        "with x as (select 1) insert into people select 1, 2, 3 returning id as head",
+        "select load_extension('x') as head, 'r' as relation, 't' as tail",
+        "-- nothing",
+    ],
+)
+def test_a_query_cannot_write_through_sqlite(tmp_path, monkeypatch, query):
+    monkeypatch.chdir(tmp_path)
+    with sqlite3.connect("people.db") as connection:
+        connection.execute("CREATE TABLE people (id, name, city)")
+    connection.close()
+    mapping = read_mapping(write_mapping(tmp_path, f'[[statements]]\nquery = "{query}"\n'))
+    with pytest.raises(BadInput, match="statements 1"):
+        import_graph(mapping, "people.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mapping.toml", "people.db"]
+
+
+def test_a_file_that_is_no_database_is_an_error(people):
+    with pytest.raises(BadInput, match=r"people.csv: cannot be read as an SQLite file"):
+        import_graph(read_mapping(write_mapping(people, PEOPLE)), str(people / "people.csv"))
+
+
+PAIRS = '[[statements]]\nquery = "SELECT head, tail FROM a"\nrelation = "r"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", "head,tail\n#note,1\n2,3\n", {("#note", "1"), ("2", "3")}),
+        ("a.csv", "head,tail\n'a',b\n", {("'a'", "b")}),
+        ("a.tsv", 'head\ttail\n1,5\t"2\n3,6\t4,8\n', {("1,5", '"2'), ("3,6", "4,8")}),
+        ("a.csv", "head,tail\n" + "1,2\n" * 30_000 + '"x, y",7\n', {("1", "2"), ("x, y", "7")}),
+        ("a*.csv", "head,tail\n1,2\n", {("1", "2")}),
+        ("a.csv", "Export of 2020\n\nhead,tail\n1,2\n", None),
+        ("a.csv", "head,tail\n1,2\n3\n5,6,7\n", None),
+        ("a.csv", "head,tail\n" + "1,2\n" * 100_000 + "5,6,7\n", None),
+        ("a.csv", b"head,tail\n" + b"1,2\n" * 100_000 + b"\xff,3\n", None),
+    ],
+    ids=[
+        "hash",
+        "apostrophe",
+        "commas in tsv",
+        "late quote",
+        "glob",
+        "title line",
+        "ragged",
+        "late ragged",
+        "late bytes",
+    ],
+)
+def test_tables_are_read_as_they_are_or_not_at_all(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if name == "a*.csv":
+        (tmp_path / "ab.csv").write_text("head,tail\n8,9\n")
+    mapping = read_mapping(write_mapping(tmp_path, PAIRS.replace("FROM a", 'FROM \\"a*\\"') if "*" in name else PAIRS))
+    if expected is None:
+        with pytest.raises(BadInput, match=r"mapping.toml: statements 1 \(r\): "):
+            import_graph(mapping, str(tmp_path))
+    else:
+        assert {(h, t) for h, _, t in import_graph(mapping, str(tmp_path)).graph.named("train")} == expected
+
+
+def test_another_separator_is_said(tmp_path):
+    (tmp_path / "a.csv").write_text("head;tail\n1,5;2\n")
+    made = import_graph(read_mapping(write_mapping(tmp_path, 'separator = ";"\n' + PAIRS)), str(tmp_path))
+    assert list(made.graph.named("train")) == [("1,5", "r", "2")]
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2", "zst"])
+def test_a_cut_off_table_is_an_error(tmp_path, kind):
+    import bz2
+    import gzip
+    import lzma
+
+    from backports import zstd
+
+    pack = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": zstd.compress}[kind]
+    packed = pack(("head,tail\n" + "".join(f"{i},{i * i}\n" for i in range(50_000))).encode())
+    (tmp_path / f"a.csv.{kind}").write_bytes(packed[:-1000])
+    with pytest.raises(BadInput, match="cannot be read to its end"):
+        import_graph(read_mapping(write_mapping(tmp_path, PAIRS)), str(tmp_path))
+
+
+def test_two_files_for_one_table_are_an_error(people):
+    (people / "people.tsv").write_text("id\n")
+    with pytest.raises(BadInput, match=r"people.csv and people.tsv for one table"):
+        import_graph(read_mapping(write_mapping(people, PEOPLE)), str(people))
+
+
+def test_every_row_is_accounted_for(people, monkeypatch):
+    """Whatever repeats, is missing or cannot be, and however often rows are compacted."""
+    rows = [
+        f"{i % 7},{'' if i % 5 == 0 else 'n'},{'a' if i % 3 else chr(34) + 'x' + chr(10) + chr(34)}" for i in range(500)
+    ]
+    (people / "people.csv").write_text("\n".join(["id,name,city", *rows]) + "\n")
+    mapping = read_mapping(write_mapping(people, PEOPLE))
+    found = []
+    for size in (1, 100, 1 << 20):
+        monkeypatch.setattr("tacit.sources.COMPACT", size)
+        [entry] = import_graph(mapping, str(people), skip_bad=True).entries
+        found.append((entry.rows, entry.kept, entry.nulls, entry.duplicates, entry.rejected))
+    nulls = sum(i % 5 == 0 for i in range(500))
+    bad = sum(i % 5 != 0 and i % 3 == 0 for i in range(500))
+    assert found == [(500, 7, nulls, 500 - 7 - nulls - bad, bad)] * 3
+    with pytest.raises(BadInput, match=f"{bad} rows give names"):
+        import_graph(mapping, str(people))
+
+
+def test_an_empty_text_is_no_value_in_any_engine(server, tmp_path, monkeypatch):
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    query = "SELECT 'a' AS head, 'r' AS relation, '' AS tail UNION ALL SELECT 'a', 'r', 'b'"
+    mapping = read_mapping(write_mapping(tmp_path, f'[[statements]]\nquery = "{query};"\n'))
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("CREATE TABLE x (y)")
+    connection.close()
+    for source in (str(tmp_path), str(tmp_path / "x.db"), "postgresql"):
+        made = import_graph(mapping, source)
+        assert (made.entries[0].nulls, len(made.graph.train)) == (1, 1)
+
+
+@pytest.mark.parametrize("value", ["2.5", "x'00ff'"])
+def test_sqlite_values_without_one_spelling_are_refused(tmp_path, value):
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("CREATE TABLE x (y)")
+    connection.close()
+    text = f"[[statements]]\nquery = \"SELECT {value} AS head, 'r' AS relation, 't' AS tail\"\n"
+    with pytest.raises(BadInput, match="CAST it AS TEXT"):
+        import_graph(read_mapping(write_mapping(tmp_path, text)), str(tmp_path / "x.db"))
+
+
+def test_decimals_dates_and_enums_have_one_spelling(people):
+    query = "SELECT 12.50::DECIMAL(6,2) AS head, 'b'::ENUM('a','b') AS relation, DATE '2026-01-31' AS tail"
+    made = import_graph(read_mapping(write_mapping(people, f'[[statements]]\nquery = "{query}"\n')), str(people))
+    assert list(made.graph.named("train")) == [("12.50", "b", "2026-01-31")]
+    query = "SELECT 1 AS head, 'r' AS relation, 'infinity'::DATE AS tail"
+    with pytest.raises(BadInput, match="a date beyond all calendars"):
+        import_graph(read_mapping(write_mapping(people, f'[[statements]]\nquery = "{query}"\n')), str(people))
 
 
 def test_a_server_that_dies_in_mid_read_is_one_clear_error(tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from tacit.errors import BadValue
+
 Array = Any
 """A NumPy array or a PyTorch tensor of int64."""
 
@@ -75,10 +77,10 @@ def philox(
 def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> tuple[Array, Array, Array, Array]:
     """The four 32-bit words of each `block`; `party` and `step` broadcast against it."""
     if not 0 <= seed < 1 << 64:
-        raise ValueError(f"a seed is an integer from 0 to 2**64 - 1, not {seed}")
+        raise BadValue(f"a seed is an integer from 0 to 2**64 - 1, not {seed}")
     for name, value, limit in (("party", party, MAX_PARTY), ("step", step, MAX_STEP)):
         if isinstance(value, int) and not 0 <= value < limit:
-            raise ValueError(f"{name} must be in [0, {limit}), not {value}")
+            raise BadValue(f"{name} must be in [0, {limit}), not {value}")
     zero = block * 0
     counter = (block & MASK, (block >> 32) & MASK, zero + step, zero + party | int(purpose) << 20)
     return philox(counter, (seed & MASK, seed >> 32))
@@ -154,7 +156,7 @@ class Stream:
     def integers(self, count: int, high: int) -> Array:
         """`count` integers uniform over [0, high): the high word of 64 random bits x high; bias below high / 2**64."""
         if not 0 < high <= MAX_HIGH:
-            raise ValueError(f"high must be in [1, 2**32], not {high}")
+            raise BadValue(f"high must be in [1, 2**32], not {high}")
         upper, lower = self.pairs(count)
         # Sums below 2**64 may wrap in int64; the shift and mask recover their high word exactly.
         return ((upper * high + (((lower * high) >> 32) & MASK)) >> 32) & MASK

@@ -30,6 +30,10 @@ class TacitError(Exception):
     """Base of every error that a user can cause and mend. The command line prints it and exits with 2."""
 
 
+class BadValue(TacitError, ValueError):
+    """An argument out of its range."""
+
+
 class BadInput(TacitError):
     """Data that cannot be read as it stands.
 

@@ -78,7 +78,7 @@ def new_folder(path: Path, manifest: str, *, force: bool = False) -> Iterator[Pa
             except OSError:
                 os.rename(old, path)
                 raise
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         else:
             try:
                 os.rename(draft, path)

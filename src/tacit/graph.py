@@ -348,7 +348,7 @@ def assemble(
     def canonical(raw: Split) -> Split:
         if raw.group is None and _keys_fit(len(vocabs[0]), len(vocabs[1])):
             return _canonical(raw, final[0], final[1], len(vocabs[0]), len(vocabs[1]))
-        return _canonical_with_groups(raw, final, vocabs)
+        return _canonical_by_index(raw, final, vocabs)
 
     empty = Split(np.empty((0, 3), np.int32))
     done = {split: canonical(splits.get(split, empty)) for split in SPLITS}
@@ -416,8 +416,8 @@ def _sorted(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return keys
 
 
-def _canonical_with_groups(raw: Split, final: Sequence[Ids], vocabs: Sequence[Vocab]) -> Split:
-    """The same for rows with groups, by index."""
+def _canonical_by_index(raw: Split, final: Sequence[Ids], vocabs: Sequence[Vocab]) -> Split:
+    """The same by sorting an index: for rows with groups, and where keys do not fit."""
     entities, relations, groups = vocabs
     triples = np.stack([final[kind][raw.triples[:, column]] for column, kind in enumerate((0, 1, 0))], 1)
     keys = triple_keys(triples, len(entities), len(relations))

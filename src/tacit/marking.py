@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadInput, TacitError, excerpt
-from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Mask, Split, Vocab
+from tacit.graph import NO_GROUP, Graph, Ids, Mask, Split, Vocab
 
 Part = Literal["head", "relation", "tail"]
 PARTS: tuple[Part, ...] = ("head", "relation", "tail")
@@ -22,7 +21,7 @@ def select(
     graph: Graph,
     *,
     relations: Sequence[str] = (),
-    match: Mapping[Part, str] | None = None,
+    match: Mapping[Part, str] | Sequence[tuple[Part, str]] = (),
     triples: Iterable[tuple[str, str, str]] = (),
     share: float | None = None,
     seed: int = 0,
@@ -34,7 +33,8 @@ def select(
     relations
         All statements of these relations.
     match
-        Statements whose head, relation and tail contain these regular expressions (all that are given).
+        Statements in whose head, relation or tail these regular expressions are found: all of them, of which a part may
+        have several.
     triples
         These very statements; one that the graph does not have is an error.
     share
@@ -42,17 +42,20 @@ def select(
     """
     pool = graph.statements.triples
     chosen = np.zeros(len(pool), bool)
+    if isinstance(relations, str):
+        raise TacitError(f"Relations come as a list: [{relations!r}].")
     if relations:
         chosen |= np.isin(pool[:, 1], [graph.relations.id(name) for name in relations])
     if match:
         fits = np.ones(len(pool), bool)
-        for part, pattern in match.items():
+        for part, pattern in match.items() if isinstance(match, Mapping) else match:
             fits &= _matching(_vocab(graph, part), pattern)[pool[:, PARTS.index(part)]]
         chosen |= fits
     if wanted := list(triples):
-        ids = np.array(
-            [(graph.entities.id(h), graph.relations.id(r), graph.entities.id(t)) for h, r, t in wanted], np.int32
-        )
+        if strange := [triple for triple in wanted if isinstance(triple, str) or len(triple) != 3]:
+            raise BadInput(f"found {excerpt(repr(strange[0]))}; expected three names: head, relation, tail.")
+        entities, relations_ = graph.entities, graph.relations
+        ids = np.array([(entities.id(h), relations_.id(r), entities.id(t)) for h, r, t in wanted], np.int32)
         keys, known = graph.keys(ids), graph.keys(pool)
         if absent := np.flatnonzero(~np.isin(keys, known)).tolist():
             example = excerpt(str(wanted[absent[0]]))
@@ -69,13 +72,18 @@ def select(
 
 
 def mark(graph: Graph, chosen: Mask, *, fresh: bool = False) -> Graph:
-    """The graph with these rows of `statements` confidential, beside what was (unless `fresh`)."""
+    """The graph with these rows of `statements` confidential, beside what was (unless `fresh`).
+
+    What is confidential no longer is in no group any more.
+    """
+    if chosen.dtype != bool or len(chosen) != len(graph.statements):
+        raise TacitError(f"A choice is one truth value for each of the {len(graph.statements):,} statements.")
     marks = chosen.copy()
     if not fresh and graph.statements.confidential is not None:
         marks |= graph.statements.confidential
     keys = graph.keys(graph.statements.triples)
     marks = np.isin(keys, keys[marks])  # a mark belongs to the statement, whichever split a copy stands in
-    return _with(graph, marks if marks.any() else None, graph.statements.group, graph.groups)
+    return _with(graph, marks, graph.statements.group, graph.groups)
 
 
 def group(graph: Graph, part: Part, pattern: str | None = None) -> Graph:
@@ -87,16 +95,12 @@ def group(graph: Graph, part: Part, pattern: str | None = None) -> Graph:
     pool = graph.statements
     if pool.confidential is None:
         raise TacitError("Groups are for confidential statements, and none is marked.")
-    expression = _compiled(pattern or "(?s:.*)")
+    expression = _compiled("(?s:.*)" if pattern is None else pattern)
     found = [expression.search(name) for name in _vocab(graph, part)]
     labels = [hit and hit.group(1 if expression.groups else 0) for hit in found]
     groups = Vocab(label for label in labels if label)
     ids = np.array([groups.id(label) if label else NO_GROUP for label in labels], np.int32)
-    rows = np.where(pool.confidential, ids[pool.triples[:, PARTS.index(part)]], NO_GROUP).astype(np.int32)
-    used = np.unique(rows[rows != NO_GROUP])
-    renumber = np.full(len(groups) + 1, NO_GROUP, np.int32)
-    renumber[used] = np.arange(len(used), dtype=np.int32)
-    return _with(graph, pool.confidential, renumber[rows], Vocab(groups[i] for i in used.tolist()))
+    return _with(graph, pool.confidential, ids[pool.triples[:, PARTS.index(part)]], groups)
 
 
 def marked_per_relation(graph: Graph) -> list[dict[str, Any]]:
@@ -115,17 +119,20 @@ def confidential_share(graph: Graph) -> float:
     return 0.0 if marks is None else float(marks.mean())
 
 
-def _with(graph: Graph, marks: Mask | None, groups: Ids | None, names: Vocab) -> Graph:
+def _with(graph: Graph, marks: Mask, groups: Ids | None, names: Vocab) -> Graph:
+    """The graph with these marks and groups, one for each row of `statements`; groups only where there is a mark."""
+    groups = np.full(len(marks), NO_GROUP, np.int32) if groups is None else np.where(marks, groups, NO_GROUP)
+    used = np.unique(groups[groups != NO_GROUP])
+    renumber = np.full(len(names) + 1, NO_GROUP, np.int32)  # its last place is where NO_GROUP points
+    renumber[used] = np.arange(len(used), dtype=np.int32)
     cuts = np.cumsum([len(split) for split in graph.splits.values()])[:-1]
-    pieces: list[list[npt.NDArray[Any] | None]] = [
-        [None] * len(SPLITS) if rows is None or (rows is groups and not len(names)) else list(np.split(rows, cuts))
-        for rows in (marks, groups)
-    ]
+    parts = zip(graph.splits.items(), np.split(marks, cuts), np.split(renumber[groups], cuts), strict=True)
     splits = {
-        name: Split(split.triples, confidential, ids)
-        for (name, split), confidential, ids in zip(graph.splits.items(), *pieces, strict=True)
+        name: Split(split.triples, mask if marks.any() else None, ids if len(used) else None)
+        for (name, split), mask, ids in parts
     }
-    return replace(graph, train=splits["train"], valid=splits["valid"], test=splits["test"], groups=names)
+    kept = Vocab.trusted([names[i] for i in used.tolist()])
+    return replace(graph, train=splits["train"], valid=splits["valid"], test=splits["test"], groups=kept)
 
 
 def _vocab(graph: Graph, part: Part) -> Vocab:

@@ -101,10 +101,9 @@ class Parties(Sequence[Graph]):
 
     def statistics(self) -> dict[str, Any]:
         """Sizes per party, and what each pair of parties has in common."""
-        names = range(len(self))
         held = [np.zeros(len(graph.entities), bool) for graph in self.graphs]
         overlaps = []
-        for one, two in itertools.combinations(names, 2):
+        for one, two in itertools.combinations(range(len(self)), 2):
             here, there = self.shared(one, two)
             held[one][here] = held[two][there] = True
             overlaps.append(
@@ -181,8 +180,6 @@ def partition(
         raise TacitError(f"A graph is divided by {', '.join(METHODS)}; not by {by!r}.")
     if not 1 <= parts <= max(len(graph.statements), 1):
         raise TacitError(f"{len(graph.statements):,} triples can be divided among 1 or more parties, not {parts:,}.")
-    if not 0 <= seed < 1 << 64:
-        raise TacitError(f"A seed is from 0 to 2**64 - 1, not {seed}.")
     if not 0 < share <= 1:
         raise TacitError(f"The share of entities is above 0 and at most 1, not {share}.")
     if split is None:

@@ -34,6 +34,7 @@ from tacit.inspection import inspect
 from tacit.marking import confidential_share, group, mark, marked_per_relation, select
 from tacit.parties import METHODS, Parties, given, partition
 from tacit.sources import Imported, import_graph, read_mapping
+from tacit.sources.mapping import shipped
 
 data = typer.Typer(no_args_is_help=True, help="Get graphs in, look at them, mark them, divide them.")
 EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
@@ -149,7 +150,9 @@ def data_convert(
 
 @data.command("import")
 def data_import(
-    mapping: Annotated[str, typer.Argument(help="A mapping file (TOML), or mimic-iii or eicu, which come with tacit.")],
+    mapping: Annotated[
+        str, typer.Argument(help=f"A mapping file (TOML), or one that comes with tacit: {', '.join(shipped())}.")
+    ],
     out_path: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
     source: Annotated[
         str | None, typer.Option(help="Where the data are: a folder of tables, an SQLite file, or postgresql.")
@@ -160,8 +163,7 @@ def data_import(
     as_json: AsJson = False,
 ) -> None:
     """Make a graph out of databases, by a mapping of queries to statements."""
-    if (out_path is None) != dry_run:
-        raise TacitError("Say where to write with --out, or look first with --dry-run.")
+    _write_or_look(out_path, dry_run)
     if out_path is None:
         made = _import(mapping, source, skip_bad, as_json)
     else:
@@ -172,17 +174,21 @@ def data_import(
     if as_json:
         sizes = {name: len(split) for name, split in made.graph.splits.items()}
         facts = {"entities": len(made.graph.entities), "triples": sizes, "relations": counts}
-        entries = [{k: v for k, v in asdict(entry).items() if k != "problems"} for entry in made.entries]
+        entries = [{**asdict(entry), "problems": [str(p) for p in entry.problems]} for entry in made.entries]
+        facts["said_by_several"] = made.said_by_several
         print(json.dumps(facts | {"out": out_path and str(out_path), "confidential_share": share, "entries": entries}))
         return
-    rows = [(entry.place.partition(": ")[2], entry.rows, entry.nulls, entry.rejected) for entry in made.entries]
-    show.table("entry", "rows", "skipped for a NULL", "rejected", rows=rows)
+    rows = [
+        (entry.place.partition(": ")[2], entry.rows, entry.kept, entry.nulls, entry.duplicates, entry.rejected)
+        for entry in made.entries
+    ]
+    show.table("entry", "rows", "kept", "no value", "repeated", "rejected", rows=rows)
     if dry_run:
         first = [row for entry in made.entries for row in entry.first[:1]]
         show.table("head", "relation", "tail", rows=first, title="the first row of each")
     show.marks(counts, share)
     if nulls := sum(entry.nulls for entry in made.entries):
-        show.warn([f"{nulls:,} rows have a NULL where a name is needed, and are skipped"])
+        show.warn([f"{nulls:,} rows have no value where a name needs one, and are skipped"])
     if rejected := sum(entry.rejected for entry in made.entries):
         show.warn([f"{rejected:,} rows give names that cannot be, and are left out"])
     show.say(f"{made.graph}" + (f" written to {out_path}." if out_path else "; nothing written."))
@@ -218,13 +224,12 @@ def data_mark(
     as_json: AsJson = False,
 ) -> None:
     """Say which statements are confidential, and which belong together. Shows what is marked before it writes."""
-    if (out_path is None) != dry_run:
-        raise TacitError("Say where to write with --out, or look first with --dry-run.")
+    _write_or_look(out_path, dry_run)
     if not (relation or match or triples or share is not None or group_by or fresh):
         raise TacitError("Say what to mark: by --relation, --match, --triples or --share.")
     graph = _one(_read(path, data, columns, separator, header, skip_bad), path)
     wanted = [triple for split in SPLITS for triple in read_graph(triples).named(split)] if triples else []
-    patterns = dict(_part_and_pattern(text) for text in match or ())
+    patterns = [_part_and_pattern(text) for text in match or ()]
     chosen = select(graph, relations=relation or (), match=patterns, triples=wanted, share=share, seed=seed)
     graph = mark(graph, chosen, fresh=fresh)
     if group_by:
@@ -266,9 +271,16 @@ def _import(mapping: str, source: str | None, skip_bad: bool, quiet: bool) -> Im
         )
 
 
+def _write_or_look(out_path: Path | None, dry_run: bool) -> None:
+    if out_path is None and not dry_run:
+        raise TacitError("Say where to write with --out, or look first with --dry-run.")
+    if out_path is not None and dry_run:
+        raise TacitError("--dry-run writes nothing: leave it out, or leave out --out.")
+
+
 def _part_and_pattern(text: str) -> tuple[Any, str]:
-    part, equals, pattern = text.partition("=")
-    if not equals:
+    part, _, pattern = text.partition("=")
+    if not pattern:
         raise TacitError(f"{text!r}: expected head=REGEX, relation=REGEX or tail=REGEX.")
     return part, pattern
 

@@ -112,8 +112,9 @@ def parties(held: Parties, statistics: dict[str, Any], views: list[Inspection] |
         warn([f"{left:,} triples have no party that drew both ends, and are left out"])
     if twice := sum(row["triples"] for row in overlaps):
         warn([f"{twice:,} times two parties hold the same triple: these parties are not disjoint"])
-    for name, view in zip(held.names, views or (), strict=False):
-        warn(f"{name}: {warning}" for warning in view.warnings)
+    if views:
+        for name, view in zip(held.names, views, strict=True):
+            warn(f"{name}: {warning}" for warning in view.warnings)
 
 
 def marks(counts: list[dict[str, Any]], share: float) -> None:

@@ -18,8 +18,8 @@ query's columns:
     confidential = true
     group = "admission: {hadm_id}"           # statements that belong together
 
-A row with a NULL in a column that a template uses says nothing; it is skipped and counted. Columns of CSV files are
-text, as they stand there: the code 0389 does not become the number 389.
+A row with a NULL, or an empty text, in a column that a template uses says nothing; it is skipped and counted. Columns
+of CSV files are text, as they stand there: the code 0389 does not become the number 389.
 
 Queries run where the data are: DuckDB for CSV and Parquet, SQLite's own engine for SQLite, the server for PostgreSQL
 (through ADBC, in one read-only transaction). Rows arrive in batches and become ids at once, so memory grows with the
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,27 +46,34 @@ from tacit.files.encoder import END, Encoder, unite
 from tacit.files.records import KEPT_PROBLEMS
 from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble
 from tacit.sources.engines import BATCH, open_source
-from tacit.sources.mapping import PARTS, GraphMapping, Statements, read_mapping, without_secrets
+from tacit.sources.mapping import COLUMN, PARTS, GraphMapping, Statements, read_mapping
 
 __all__ = ["Entry", "GraphMapping", "Imported", "Statements", "import_graph", "public_coin", "read_mapping"]
 
 LOG = logging.getLogger(__name__)
 COMPACT = 1 << 20
 SHOWN_ROWS = 3
-COLUMN = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass
 class Entry:
-    """What came of one entry: rows = kept + skipped for a NULL + rejected (with problems)."""
+    """The account of one entry: rows == kept + nulls + duplicates + rejected, always."""
 
     place: str
     confidential: bool
     rows: int = 0
     nulls: int = 0
+    """Rows without a value that a template needs."""
+    duplicates: int = 0
+    """Rows that say what an earlier row of the same entry said."""
     rejected: int = 0
+    """Rows that give a name that cannot be."""
     first: list[tuple[str, ...]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        return self.rows - self.nulls - self.duplicates - self.rejected
 
 
 @dataclass(frozen=True)
@@ -76,20 +82,25 @@ class Imported:
 
     graph: Graph
     entries: tuple[Entry, ...]
-    duplicates: int
+    said_by_several: int
+    """Statements that more than one entry made, counted once for each beyond the first."""
+
+
+HEAD, RELATION, TAIL, GROUP, ENTRY = range(5)
 
 
 class _Collector:
     """Rows as they come in: names to ids, repeats left out as they pile up.
 
-    A row here is (head, relation, tail, group, entry). However often a table repeats a statement, memory stays within
-    a few times what the distinct rows take.
+    However often a table repeats a statement, memory stays within a few times what the distinct rows take.
     """
 
     def __init__(self) -> None:
         self.encoder = Encoder()
         self.rows = np.empty((0, 5), np.int32)
-        self.repeats = 0
+        """Distinct rows: head, relation, tail and group by id, and the entry they come from."""
+        self.times = np.empty(0, np.int64)
+        """How often each has come."""
         self._waiting: list[tuple[int, bool, int]] = []
         self._waiting_rows = 0
 
@@ -109,22 +120,23 @@ class _Collector:
         flat, start, total = self.encoder.take(), 0, len(self.rows)
         rows = np.empty((total + self._waiting_rows, 5), np.int32)
         rows[:total] = self.rows
+        times = np.concatenate([self.times, np.ones(self._waiting_rows, np.int64)])
         for size, grouped, entry in self._waiting:
             target = rows[total : total + size]
-            for place in range(3 + grouped):
-                target[:, place] = flat[start : start + size]
+            target[:, GROUP], target[:, ENTRY] = NO_GROUP, entry
+            for column in range(3 + grouped):
+                target[:, column] = flat[start : start + size]
                 start += size
-            target[:, 3 + grouped : 4] = NO_GROUP
-            target[:, 4] = entry
             total += size
         del flat
         self._waiting, self._waiting_rows = [], 0
-        ends = rows[:, 0].astype(np.int64) << 32 | rows[:, 2]
-        rows = rows[np.lexsort((rows[:, 3], rows[:, 1].astype(np.int64) << 32 | rows[:, 4], ends))]
+        # Any order that puts equal rows side by side will do; two packed keys sort faster than four plain ones.
+        ends = rows[:, HEAD].astype(np.int64) << 32 | rows[:, TAIL]
+        order = np.lexsort((rows[:, GROUP], rows[:, RELATION].astype(np.int64) << 32 | rows[:, ENTRY], ends))
         del ends
-        first = np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])[: len(rows)]
-        self.repeats += len(rows) - int(first.sum())
-        self.rows = rows[first]
+        rows = rows[order]
+        first = np.flatnonzero(np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])[: len(rows)])
+        self.rows, self.times = rows[first], np.add.reduceat(times[order], first) if len(first) else times
 
 
 def import_graph(
@@ -145,14 +157,14 @@ def import_graph(
     progress
         Called with (entry, number of entries, rows so far).
     """
-    where = without_secrets("--source", source) if source is not None else mapping.source
+    where = source if source is not None else mapping.source
     base = Path() if source is not None else mapping.file.parent
     if not where:
         raise BadInput(f"{mapping.file}: it names no source.", hint="Say where the data are with --source.")
     collector = _Collector()
     entries = [Entry(statements.place, statements.confidential) for statements in mapping.statements]
     total = 0
-    with open_source(where, base) as opened:
+    with open_source(where, base, mapping.separator) as opened:
         for number, (statements, entry) in enumerate(zip(mapping.statements, entries, strict=True)):
             try:
                 for batch in opened.batches(statements.query):
@@ -163,8 +175,8 @@ def import_graph(
             except TacitError as error:
                 raise BadInput(f"{statements.place}: {error}") from None
             LOG.info("entry %d of %d: %d rows, %d with a NULL", number + 1, len(entries), entry.rows, entry.nulls)
-    graph, duplicates = _graph(mapping, collector, entries, skip_bad)
-    return Imported(graph, tuple(entries), duplicates)
+    graph, repeats = _graph(mapping, collector, entries, skip_bad)
+    return Imported(graph, tuple(entries), repeats)
 
 
 def _apply(statements: Statements, batch: pa.RecordBatch, entry: Entry) -> dict[str, pa.Array]:
@@ -188,11 +200,10 @@ def _fill(template: str, batch: pa.RecordBatch) -> pa.Array:
         if place % 2 == 0:
             pieces += [pa.scalar(text)] if text else []
             continue
-        if text not in batch.schema.names:
+        if (times := batch.schema.names.count(text)) != 1:
             found = ", ".join(batch.schema.names)
-            raise TacitError(
-                f"found the columns {found} in the query's result; expected also {text!r}, which a template uses."
-            )
+            wanted = f"also {text!r}, which a template uses" if not times else f"{text!r} once"
+            raise TacitError(f"found the columns {found} in the query's result; expected {wanted}.")
         pieces.append(_text(batch.column(text), text))
     if not any(isinstance(piece, pa.Array) for piece in pieces):
         return pa.array([template], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int32)))
@@ -200,57 +211,74 @@ def _fill(template: str, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:
-    """A column as text. What has no one way to be written (a float, a list) is for the query to write."""
-    kind = column.type
-    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
-    if any(fits(kind) for fits in plain):
-        return column.cast(pa.string())
-    if pa.types.is_null(kind):
-        return pa.nulls(len(column), pa.string())
+    """A column as text, an empty one being no value; what has no one spelling (a float, a list) is for the query."""
     if isinstance(column, pa.ExtensionArray) and pa.types.is_string(column.storage.type):  # PostgreSQL's numeric
-        return column.storage
-    raise TacitError(
-        f"found the type {kind} in column {name!r}; expected text or whole numbers: CAST it AS VARCHAR in the query."
+        column = column.storage
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    types = pa.types
+    plain = (
+        types.is_string,
+        types.is_large_string,
+        types.is_integer,
+        types.is_boolean,
+        types.is_date,
+        types.is_decimal,
     )
+    if types.is_null(kind):
+        return pa.nulls(len(column), pa.string())
+    if not any(fits(kind) for fits in plain):
+        asked = "expected text or whole numbers: CAST it AS VARCHAR in the query"
+        raise TacitError(f"found the type {kind} in column {name!r}; {asked}.")
+    text = column.cast(pa.string())
+    if types.is_date(kind) and pc.any(pc.starts_with(text, "<")).as_py():
+        raise TacitError(f"found a date beyond all calendars in column {name!r}; expected none.")
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
 
 def _graph(mapping: GraphMapping, collector: _Collector, entries: list[Entry], skip_bad: bool) -> tuple[Graph, int]:
+    """The graph of all rows, and how many statements of it more than one entry made."""
     collector.compact()
     names, faulty, _ = collector.encoder.finish(1)
-    rows, collector.rows = collector.rows, np.empty((0, 5), np.int32)
-    if faulty:
-        wrong = np.isin(rows[:, :4], list(faulty)).any(axis=1)
-        _reject(rows[wrong], faulty, entries)
-        if not skip_bad and wrong.any():
-            raise BadInput(
-                f"{mapping.file}: {int(wrong.sum()):,} rows give names that cannot be.",
-                [problem for entry in entries for problem in entry.problems],
-                int(wrong.sum()),
-                hint="Clean them up in the query (TRIM, REPLACE), or leave them out with --skip-bad.",
-            )
-        rows = rows[~wrong]
-    if not len(rows):
-        raise BadInput(f"{mapping.file}: its queries gave no statement.")
-    marks = np.array([entry.confidential for entry in entries])[rows[:, 4]]
+    rows = _good_rows(mapping, collector, faulty, entries, skip_bad)
+    marks = np.array([entry.confidential for entry in entries])[rows[:, ENTRY]]
     texts, rank, _ = unite([names])
     part = public_coin(texts, rows[:, :3], mapping.coin, (mapping.valid, mapping.test))
-    grouped = bool((rows[:, 3] != NO_GROUP).any())
+    grouped = bool((rows[:, GROUP] != NO_GROUP).any())
     splits = {}
     for number, split in enumerate(SPLITS):
         here = rows[part == number]
-        splits[split] = Split(here[:, :3], marks[part == number], here[:, 3] if grouped else None)
+        splits[split] = Split(here[:, :3], marks[part == number], here[:, GROUP] if grouped else None)
     del rows
     graph, repeats = assemble(texts, splits, rank=rank, checked=True)
-    return graph, sum(repeats.values()) + collector.repeats
+    return graph, sum(repeats.values())
 
 
-def _reject(rows: Ids, faulty: Mapping[int, str], entries: list[Entry]) -> None:
-    for row in rows.tolist():
-        entry = entries[row[4]]
-        entry.rejected += 1
-        if len(entry.problems) < KEPT_PROBLEMS:
-            fault = next(faulty[i] for i in row[:4] if i in faulty)
-            entry.problems.append(Problem(entry.place, None, f"{fault} in a name", "plain text"))
+def _good_rows(
+    mapping: GraphMapping, collector: _Collector, faulty: Mapping[int, str], entries: list[Entry], skip_bad: bool
+) -> Ids:
+    """The rows whose names can be; every row that came is accounted for in its entry."""
+    rows, times = collector.rows, collector.times
+    collector.rows = np.empty((0, 5), np.int32)
+    bad = np.isin(rows[:, :ENTRY], list(faulty)).any(axis=1) if faulty else np.zeros(len(rows), bool)
+    repeats = np.bincount(rows[~bad, ENTRY], times[~bad] - 1, len(entries))
+    rejects = np.bincount(rows[bad, ENTRY], times[bad], len(entries))
+    for entry, again, rejected in zip(entries, repeats.tolist(), rejects.tolist(), strict=True):
+        entry.duplicates, entry.rejected = int(again), int(rejected)
+    for row in rows[bad][:KEPT_PROBLEMS].tolist():
+        fault = next(faulty[name] for name in row[:ENTRY] if name in faulty)
+        entries[row[ENTRY]].problems.append(
+            Problem(entries[row[ENTRY]].place, None, f"{fault} in a name", "plain text")
+        )
+    if bad.any() and not skip_bad:
+        raise BadInput(
+            f"{mapping.file}: {int(times[bad].sum()):,} rows give names that cannot be.",
+            [problem for entry in entries for problem in entry.problems],
+            int(times[bad].sum()),
+            hint="Clean them up in the query (TRIM, REPLACE), or leave them out with --skip-bad.",
+        )
+    if bad.all():
+        raise BadInput(f"{mapping.file}: its queries gave no statement.")
+    return rows[~bad] if bad.any() else rows
 
 
 def public_coin(names: Sequence[str], triples: Ids, coin: str, shares: tuple[float, float]) -> npt.NDArray[np.int8]:
