@@ -6,8 +6,8 @@ python examples/import_from_tables.py
 import tempfile
 from pathlib import Path
 
+import tacit
 from tacit.marking import marked_per_relation
-from tacit.sources import import_graph, read_mapping
 
 MAPPING = """
 schema = "tacit.mapping/1"
@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
     (tables / "diagnoses.csv").write_text("patient,code\n0017,I10\n0017,E11\n0018,I10\n0019,\n")
     (tables / "codes.csv").write_text("code\nI10\nE11\nJ45\n")
     (tables / "mapping.toml").write_text(MAPPING)
-    made = import_graph(read_mapping(tables / "mapping.toml"), folder)
+    made = tacit.import_graph(tacit.read_mapping(tables / "mapping.toml"), folder)
 
 print(made.graph)
 print(made.entries[0].nulls, "row skipped for a NULL")

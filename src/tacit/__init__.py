@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from tacit.files import read_graph, read_parties, write_graph, write_parties
     from tacit.graph import Graph
     from tacit.inspection import inspect
+    from tacit.marking import group, mark, select
     from tacit.parties import Parties, partition, pool
+    from tacit.sources import import_graph, read_mapping
 
 __version__ = "0.1.0"
 __all__ = [
@@ -17,11 +19,16 @@ __all__ = [
     "Graph",
     "Parties",
     "TacitError",
+    "group",
+    "import_graph",
     "inspect",
+    "mark",
     "partition",
     "pool",
     "read_graph",
+    "read_mapping",
     "read_parties",
+    "select",
     "write_graph",
     "write_parties",
 ]
@@ -34,11 +41,16 @@ _HOME = {
     "Graph": "graph",
     "Parties": "parties",
     "TacitError": "errors",
+    "group": "marking",
+    "import_graph": "sources",
     "inspect": "inspection",
+    "mark": "marking",
     "partition": "parties",
     "pool": "parties",
     "read_graph": "files",
+    "read_mapping": "sources",
     "read_parties": "files",
+    "select": "marking",
     "write_graph": "files",
     "write_parties": "files",
 }
