@@ -353,6 +353,12 @@ def test_the_role_a_column_is_named_after_wins(tmp_path):
         read_graph(path)
 
 
+def test_a_row_that_only_looks_like_a_header_is_data(tmp_path):
+    path = tmp_path / "graph.tsv"
+    path.write_text("tail\tr\ttail\nhead\ttail\ttail\n")
+    assert set(read_graph(path).named("train")) == {("tail", "r", "tail"), ("head", "tail", "tail")}
+
+
 def test_a_header_can_be_announced_or_denied(tmp_path):
     path = tmp_path / "graph.tsv"
     path.write_text("head\trelation\ttail\n")

@@ -61,11 +61,11 @@ class Layout:
 def find_layout(first: Sequence[str], columns: Columns | None, header: bool | None, place: str) -> Layout:
     """The layout that the first row and the user's wishes give; `place` is where that row stands."""
     if columns is None:
-        roles = _roles(first, place) if header is not False else {}
-        if {"head", "relation", "tail"} <= roles.keys():
-            ignored = tuple(field for i, field in enumerate(first) if i not in roles.values())
-            return Layout(len(first), roles, True, ignored)
-        return Layout(3, dict(zip(ROLES[:3], range(3), strict=True)), header=bool(header))
+        roles = _roles(first, place) if header is not False else None
+        if roles is None:
+            return Layout(3, dict(zip(ROLES[:3], range(3), strict=True)), header=bool(header))
+        ignored = tuple(field for i, field in enumerate(first) if i not in roles.values())
+        return Layout(len(first), roles, True, ignored)
     if not 3 <= len(columns) <= len(ROLES) or len(set(columns)) < len(columns):
         raise BadInput(
             f"{len(columns)} columns were asked for ({', '.join(map(str, columns))}).",
@@ -89,19 +89,22 @@ def find_layout(first: Sequence[str], columns: Columns | None, header: bool | No
     return Layout(len(first), dict(zip(ROLES, positions, strict=False)), True, ignored)
 
 
-def _roles(first: Sequence[str], place: str) -> dict[str, int]:
-    """What the columns are for, by their names: "tail" itself goes before another word for it."""
+def _roles(first: Sequence[str], place: str) -> dict[str, int] | None:
+    """What the columns are for, if the first row names head, relation and tail.
+
+    "tail" itself goes before another word for it; two columns for one role have to be told apart by the user.
+    """
     names = [field.strip().lower() for field in first]
-    found: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
     for role in ROLES:
-        own, other = (
-            [i for i, name in enumerate(names) if name in words] for words in ({role}, ALIASES.get(role, set()))
-        )
-        if len(chosen := own or other) > 1:
-            raise BadInput(f"{place}: found {len(chosen)} columns for the {role}; say which with --columns.")
-        if chosen:
-            found[role] = chosen[0]
-    return found
+        own = [i for i, name in enumerate(names) if name == role]
+        found[role] = own or [i for i, name in enumerate(names) if name in ALIASES.get(role, ())]
+    if not all(found[role] for role in ROLES[:3]):
+        return None
+    for role, places in found.items():
+        if len(places) > 1:
+            raise BadInput(f"{place}: found {len(places)} columns for the {role}; say which with --columns.")
+    return {role: places[0] for role, places in found.items() if places}
 
 
 def read_delimited(
