@@ -4,6 +4,9 @@ Nothing here is about anyone. The data are drawn so that they behave like clinic
 structure, degrees are skewed, medical knowledge (which drug treats what, which gene is involved) is known to one
 hospital or another but to none in full, and patients follow from it. So hospitals have something to gain from each
 other, which is what a federation is for, and something to lose, which is what an attack looks for.
+
+That gain is by design: sizes, sharpness and popularity were chosen, out of some fourteen settings, for FedE to beat Local.
+It shows that a federation works as it should, and says nothing about how much real hospitals would gain.
 """
 
 from __future__ import annotations
