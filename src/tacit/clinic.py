@@ -5,8 +5,8 @@ structure, degrees are skewed, medical knowledge (which drug treats what, which 
 hospital or another but to none in full, and patients follow from it. So hospitals have something to gain from each
 other, which is what a federation is for, and something to lose, which is what an attack looks for.
 
-That gain is by design: sizes, sharpness and popularity were chosen, out of some fourteen settings, for FedE to beat Local.
-It shows that a federation works as it should, and says nothing about how much real hospitals would gain.
+That gain is by design: sizes, sharpness and popularity were chosen, out of some fourteen settings, for FedE to beat
+Local. It shows that a federation works as it should, and says nothing about how much real hospitals would gain.
 """
 
 from __future__ import annotations
