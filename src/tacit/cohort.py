@@ -1,0 +1,138 @@
+"""Several parties as one block-diagonal model: stacked tables, one step for all of them.
+
+Every quantity of a party is an entry of a vector over parties. A party that is inactive does not move: not its rows,
+not its optimizer's memory, not its count of steps. A real party is a cohort of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from tacit.kernels.contract import Gradients
+from tacit.models import Layout, Part, Scorer, Tables
+from tacit.models.tables import PARTS
+from tacit.optimizers import Optimizer
+
+Tensor = Any
+Noise = Callable[[Gradients, Tensor], None]
+"""Adds noise to the gradients of the active parties, in place: (gradients, (parties,) active)."""
+
+
+class Cohort:
+    """Tables, gradients and optimizer state of the parties of a layout.
+
+    Attributes
+    ----------
+    steps
+        (parties,) int64: how many steps each party has taken. Draws of negatives follow it.
+    epochs
+        (parties,) int64: how many times each party has gone through its triples. Shuffles follow it.
+    moments
+        (parties,) int64: steps since the optimizer's memory was last reset.
+    """
+
+    def __init__(self, scorer: Scorer, tables: Tables, layout: Layout, optimizer: Optimizer):
+        self.scorer, self.tables, self.layout, self.optimizer = scorer, tables, layout, optimizer
+        device = tables.entity.device
+        self.gradients = Gradients(tables.like(torch.zeros_like))
+        self.memory = [tables.like(torch.zeros_like) for _ in range(optimizer.memory)]
+        self.steps, self.epochs, self.moments = (
+            torch.zeros(len(layout), dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self.owner = {part: layout.owner(part, device) for part in PARTS}
+
+    def finish(
+        self, divisor: Tensor, active: Tensor, *, noise: Noise | None = None, relation_scale: float = 1.0
+    ) -> None:
+        """End a step: noise, the mean over `divisor` (parties,), the optimizer, the constraints; buffers become empty.
+
+        This also runs when no example was drawn: noise is due all the same.
+        """
+        gradients = self.gradients
+        if noise is not None:
+            noise(gradients, active)
+        if relation_scale != 1.0:
+            gradients.tables.relation.div_(relation_scale)
+        self.steps += active
+        self.moments += active
+        whole = bool(active.all())
+        for part in PARTS:
+            self._move(part, divisor, None if whole else active)
+        for which, table in enumerate(self.tables.shared):
+            shape = (-1, *[1] * (table.dim() - 1))
+            update = self.optimizer.moved(
+                table,
+                gradients.tables.shared[which] / divisor.reshape(shape),
+                tuple(memory.shared[which] for memory in self.memory),
+                self.moments.reshape(shape).clamp(min=1),
+            )
+            _keep(table, [m.shared[which] for m in self.memory], update, None if whole else active.reshape(shape))
+        if self.optimizer.touched_only:
+            self._forget()
+        else:
+            gradients.empty()
+
+    def _move(self, part: Part, divisor: Tensor, active: Tensor | None) -> None:
+        table, gradient = getattr(self.tables, part), getattr(self.gradients.tables, part)
+        memory, owner = [getattr(tables, part) for tables in self.memory], self.owner[part]
+        rows = None
+        if self.optimizer.touched_only:
+            rows = self._touched(part)
+            table, gradient, owner = table[rows], gradient[rows], owner[rows]
+            memory = [tensor[rows] for tensor in memory]
+        one = len(self.layout) == 1  # a scalar instead of a column: no pass over memory for it
+        party = torch.zeros((), dtype=torch.int64, device=table.device) if one else owner[:, None]
+        gradient = gradient / divisor.to(table.dtype)[party]
+        moved, remembered = self.optimizer.moved(table, gradient, tuple(memory), self.moments[party].clamp(min=1))
+        if part == "relation" and self.scorer.frozen:
+            moved[:, -self.scorer.frozen :] = table[:, -self.scorer.frozen :]
+        moved = self.scorer.constrain(part, moved)
+        _keep(table, memory, (moved, remembered), None if active is None else active[party])
+        if rows is not None:
+            getattr(self.tables, part)[rows] = table
+            for whole, tensor in zip(self.memory, memory, strict=True):
+                getattr(whole, part)[rows] = tensor
+
+    def _touched(self, part: Part) -> Tensor:
+        lists = self.gradients.entity_rows if part == "entity" else self.gradients.relation_rows
+        if not lists:
+            return torch.zeros(0, dtype=torch.int64, device=self.steps.device)
+        return torch.cat([rows.reshape(-1) for rows in lists]).unique()
+
+    def _forget(self) -> None:
+        """Empty the buffers where they were written to, and nowhere else."""
+        for part in PARTS:
+            getattr(self.gradients.tables, part)[self._touched(part)] = 0.0
+        for tensor in self.gradients.tables.shared:
+            tensor.zero_()
+        self.gradients.entity_rows.clear()
+        self.gradients.relation_rows.clear()
+
+    def between_rounds(self, optimizer_state: Literal["keep", "reset"]) -> None:
+        """What becomes of the optimizer's memory between rounds of a federation."""
+        if optimizer_state == "reset":
+            self.moments.zero_()
+            for tables in self.memory:
+                for tensor in tables.tensors().values():
+                    tensor.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs, by name."""
+        found = {f"tables.{name}": tensor for name, tensor in self.tables.tensors().items()}
+        for which, memory in enumerate(self.memory):
+            found |= {f"memory.{which}.{name}": tensor for name, tensor in memory.tensors().items()}
+        return found | {"steps": self.steps, "epochs": self.epochs, "moments": self.moments}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over a `state`, in place."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def _keep(table: Tensor, memory: list[Tensor], after: tuple[Tensor, tuple[Tensor, ...]], active: Tensor | None) -> None:
+    """Write what the optimizer made of rows and memory, where the party is active."""
+    for old, new in zip((table, *memory), (after[0], *after[1]), strict=True):
+        old.copy_(new if active is None else torch.where(active, new, old))

@@ -1,0 +1,301 @@
+"""Link prediction: where the true answer stands among all candidates.
+
+Ranks come from counting, not from sorting: how many candidates score higher than the true answer, and how many the
+same. Scores of all pairs are made block by block under a memory budget and forgotten at once. The blocks are made by
+the fast way to score (matrix products where the scorer allows), which rounds a little differently; a candidate so close
+to the true answer that rounding could decide is settled by scoring that pair alone. So a rank depends neither on the
+budget nor on what else was scored, and equal rows are ties, always.
+
+Candidates that are known answers are filtered, in the sense of Bordes et al. (2013): whatever is true in any split, but
+for the answer asked for. Ties count half (the realistic rank: the mean of the best and the worst place among equals),
+unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tacit.errors import BadValue, TacitError
+from tacit.graph import Graph
+from tacit.models.model import Model, Queries
+
+Tensor = Any
+Sides = Literal["tails", "heads", "both"]
+Ties = Literal["realistic", "optimistic", "pessimistic"]
+QUERIES = 512
+"""At most so many queries are scored at once."""
+SMALLEST = 64
+"""Blocks have at least so many candidates, whatever the budget."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Summary of some ranks.
+
+    mrr: mean of 1 / rank. mr: mean rank. hits1, hits3, hits10: share of ranks up to that. amri: adjusted mean rank
+    index (Berrendorf et al. 2020), 0 for guessing and 1 for perfect, whatever the number of candidates. count: how many
+    ranks.
+    """
+
+    mrr: float
+    mr: float
+    hits1: float
+    hits3: float
+    hits10: float
+    amri: float
+    count: int
+
+    def json(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+NO_METRICS = Metrics(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+"""Of no ranks at all."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where the true answers stand, one entry per question.
+
+    Attributes
+    ----------
+    greater, equal
+        How many candidates score higher than the true answer, and how many the same (itself not counted).
+    candidates
+        How many there are, the true answer included.
+    relation, asks_head
+        What was asked.
+    """
+
+    greater: npt.NDArray[np.int64]
+    equal: npt.NDArray[np.int64]
+    candidates: npt.NDArray[np.int64]
+    relation: npt.NDArray[np.int64]
+    asks_head: npt.NDArray[np.bool_]
+
+    def of(self, ties: Ties = "realistic") -> npt.NDArray[np.float64]:
+        """The ranks, from 1 on."""
+        share = {"optimistic": 0.0, "realistic": 0.5, "pessimistic": 1.0}
+        if ties not in share:
+            raise BadValue(f"ties is one of {', '.join(share)}; not {ties!r}")
+        return 1.0 + self.greater + share[ties] * self.equal
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Ranks:
+        return Ranks(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
+
+    def metrics(self, ties: Ties = "realistic") -> Metrics:
+        ranks = self.of(ties)
+        if not len(ranks):
+            return NO_METRICS
+        expected = (self.candidates + 1).mean() / 2
+        hits = [float((ranks <= k).mean()) for k in (1, 3, 10)]
+        mean = float(ranks.mean())
+        amri = 1.0 - (mean - 1.0) / (expected - 1.0) if expected > 1 else 1.0
+        return Metrics(float((1.0 / ranks).mean()), mean, hits[0], hits[1], hits[2], float(amri), len(ranks))
+
+    def by_side(self, ties: Ties = "realistic") -> dict[str, Metrics]:
+        sides = (("tails", ~self.asks_head), ("heads", self.asks_head))
+        return {side: self.where(mask).metrics(ties) for side, mask in sides if mask.any()}
+
+    def by_relation(self, ties: Ties = "realistic") -> dict[int, Metrics]:
+        return {int(r): self.where(self.relation == r).metrics(ties) for r in np.unique(self.relation)}
+
+
+def weighted(parties: Sequence[Metrics]) -> Metrics:
+    """The mean over parties, each weighted by how many questions it had: what a federation reports."""
+    there = [metrics for metrics in parties if metrics.count]
+    total = sum(metrics.count for metrics in there)
+    if not total:
+        return NO_METRICS
+    names = ("mrr", "mr", "hits1", "hits3", "hits10", "amri")
+    means = {name: sum(getattr(m, name) * m.count for m in there) / total for name in names}
+    return Metrics(**means, count=total)
+
+
+def typed_candidates(graph: Graph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which (relation, tail) and (relation, head) pairs occur in train: candidates that fit the relation's type.
+
+    Krompass, Baier and Tresp: "Type-constrained representation learning in knowledge graphs", ISWC 2015; used by FKGE.
+    """
+    triples = graph.train.triples.astype(np.int64)
+    return np.unique(triples[:, [1, 2]], axis=0), np.unique(triples[:, [1, 0]], axis=0)
+
+
+def rank(
+    model: Model,
+    triples: npt.NDArray[Any],
+    known: npt.NDArray[Any] | Iterable[npt.NDArray[Any]],
+    *,
+    sides: Sides = "both",
+    memory_mb: float = 1024,
+    typed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
+) -> Ranks:
+    """Rank the true tail and the true head of each triple among all entities.
+
+    Parameters
+    ----------
+    triples
+        (n, 3) what is asked.
+    known
+        (m, 3) all facts, of every split; none: raw ranks.
+    memory_mb
+        About how much memory the blocks of scores may take, beside the tables.
+    typed
+        From `typed_candidates`: only these, and the true answer, are candidates.
+    """
+    if sides not in ("tails", "heads", "both"):
+        raise BadValue(f"sides is tails, heads or both; not {sides!r}")
+    if not memory_mb > 0:
+        raise BadValue(f"memory_mb is above 0, not {memory_mb}")
+    for name, tensor in model.tables.tensors().items():
+        if not bool(tensor.isfinite().all()):
+            raise TacitError(f"the {name} table holds values that are not finite, and cannot be ranked by")
+    triples = np.asarray(triples, np.int64).reshape(-1, 3)
+    facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
+    facts = np.unique(np.asarray(facts, np.int64).reshape(-1, 3), axis=0)
+    found = []
+    with torch.no_grad():
+        for asks_head in [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]:
+            allowed = None if typed is None else typed[int(asks_head)]
+            found.append(_rank_side(model, triples, facts, asks_head, memory_mb, allowed))
+    return Ranks(*(np.concatenate([getattr(r, name) for r in found]) for name in Ranks.__dataclass_fields__))
+
+
+def _rank_side(model: Model, triples: Any, facts: Any, asks_head: bool, memory_mb: float, allowed: Any) -> Ranks:
+    device = model.tables.entity.device
+    column, known_column = (0, 2) if asks_head else (2, 0)
+    ids = torch.from_numpy(triples).to(device)
+    queries = Queries(model, ids[:, 1], ids[:, known_column], asks_head=asks_head)
+    counting = _Counting(model, queries, ids[:, column], ids[:, 1], memory_mb, allowed)
+    counting.everyone()
+    counting.leave_out(*_true_answers(triples, facts, column, known_column))
+    return Ranks(
+        counting.greater.cpu().numpy(),
+        counting.equal.cpu().numpy(),
+        counting.candidates.cpu().numpy(),
+        triples[:, 1],
+        np.full(len(triples), asks_head),
+    )
+
+
+class _Counting:
+    """How many candidates of each query score higher than its true answer, and how many the same."""
+
+    def __init__(
+        self, model: Model, queries: Queries, target: Tensor, relation: Tensor, memory_mb: float, allowed: Any
+    ):
+        self.queries, self.target, self.relation, self.entities = queries, target, relation, model.entities
+        self.budget = memory_mb * 2**20
+        every = torch.arange(len(target), device=target.device)
+        self.target_score = torch.cat([self._score(index, target[index]) for index in every.split(self._pairs())] or [
+            model.tables.entity.new_zeros(0)
+        ])  # fmt: skip
+        self.greater = torch.zeros(len(target), dtype=torch.int64, device=target.device)
+        self.equal = torch.zeros_like(self.greater)
+        self.candidates = torch.full_like(self.greater, model.entities)
+        self.allowed = None
+        if allowed is not None:
+            pairs = torch.from_numpy(allowed).to(target.device)
+            self.allowed = pairs[pairs[:, 1].argsort(stable=True)]  # by entity: a block of entities is a slice
+            self.allowed_keys = (pairs[:, 0] * model.entities + pairs[:, 1]).sort().values
+            self.candidates = torch.bincount(pairs[:, 0], minlength=model.relations)[relation]
+            self.candidates += ~self._is_allowed(relation, target)
+
+    def _pairs(self) -> int:
+        """How many single pairs may be scored at once."""
+        width = self.queries.entity.shape[1] + self.queries.model.tables.relation.shape[1]
+        return max(SMALLEST, int(self.budget / (8 * self.queries.entity.element_size() * width)))
+
+    def _score(self, index: Tensor, candidate: Tensor) -> Tensor:
+        return self.queries.pairs(index, candidate)
+
+    def _is_allowed(self, relation: Tensor, entity: Tensor) -> Tensor:
+        keys = relation * self.entities + entity
+        place = torch.searchsorted(self.allowed_keys, keys).clamp(max=max(len(self.allowed_keys) - 1, 0))
+        return self.allowed_keys[place] == keys if len(self.allowed_keys) else torch.zeros_like(keys, dtype=torch.bool)
+
+    def everyone(self) -> None:
+        """Count all candidates, block by block."""
+        each = self.queries.bytes_per_pair() + 32  # the scores, and what comparing them takes
+        several = max(1, min(QUERIES, len(self.target), int(self.budget / (each * SMALLEST))))
+        width = max(SMALLEST, int(self.budget / (each * several)))
+        for first in range(0, len(self.target), several):
+            index = slice(first, min(first + several, len(self.target)))
+            for begin in range(0, self.entities, width):
+                self._block(index, slice(begin, min(begin + width, self.entities)))
+
+    def _block(self, index: slice, candidates: slice) -> None:
+        score, slack = self.queries.block(index, candidates)
+        score -= self.target_score[index][:, None]
+        near = score.abs() <= slack
+        above = score > slack
+        if self.allowed is not None:
+            fits = self._fitting(index, candidates)
+            near &= fits
+            above &= fits
+        target = self.target[index]
+        itself = ((target >= candidates.start) & (target < candidates.stop)).nonzero()[:, 0]
+        near[itself, target[itself] - candidates.start] = above[itself, target[itself] - candidates.start] = False
+        self.greater[index] += above.sum(1)
+        del score, above
+        query, candidate = near.nonzero(as_tuple=True)
+        self._settle(query, candidate, index.start, candidates.start)
+
+    def _settle(self, query: Tensor, candidate: Tensor, first: int, begin: int) -> None:
+        """Score each pair that rounding could decide by itself."""
+        for q, c in zip(query.split(self._pairs()), candidate.split(self._pairs()), strict=True):
+            self._count(q + first, c + begin, 1)
+
+    def _count(self, query: Tensor, candidate: Tensor, sign: int) -> None:
+        score, target = self._score(query, candidate), self.target_score[query]
+        self.greater.index_add_(0, query, sign * (score > target).long())
+        self.equal.index_add_(0, query, sign * (score == target).long())
+
+    def _fitting(self, index: slice, candidates: slice) -> Tensor:
+        """(q, c): which of these candidates fit the type."""
+        assert self.allowed is not None
+        entity = self.allowed[:, 1].contiguous()
+        bounds = torch.tensor([candidates.start, candidates.stop], device=entity.device)
+        first, last = torch.searchsorted(entity, bounds).tolist()
+        pairs = self.allowed[first:last]
+        width = candidates.stop - candidates.start
+        relations, place = self.relation[index].unique(return_inverse=True)
+        row = torch.searchsorted(relations, pairs[:, 0]).clamp(max=len(relations) - 1)
+        wanted = relations[row] == pairs[:, 0]
+        fits = torch.zeros(len(relations), width, dtype=torch.bool, device=entity.device)
+        fits[row[wanted], pairs[wanted, 1] - candidates.start] = True
+        return fits[place]
+
+    def leave_out(self, query: Any, candidate: Any) -> None:
+        """Take back what was counted for candidates that are true answers themselves."""
+        query, candidate = (torch.from_numpy(array).to(self.target.device) for array in (query, candidate))
+        if self.allowed is not None:
+            fits = self._is_allowed(self.relation[query], candidate)
+            query, candidate = query[fits], candidate[fits]
+        self.candidates -= torch.bincount(query, minlength=len(self.target))
+        for q, c in zip(query.split(self._pairs()), candidate.split(self._pairs()), strict=True):
+            self._count(q, c, -1)
+
+
+def _true_answers(triples: Any, facts: Any, column: int, known_column: int) -> tuple[Any, Any]:
+    """(query, entity) for every other true answer of every query."""
+    entities = int(max(triples.max(initial=0), facts.max(initial=0))) + 1
+    asked = triples[:, 1] * entities + triples[:, known_column]
+    there = facts[:, 1] * entities + facts[:, known_column]
+    useful = np.isin(there, asked)
+    there, answers = there[useful], facts[useful, column]
+    order = np.argsort(there, kind="stable")
+    there, answers = there[order], answers[order]
+    first, last = np.searchsorted(there, asked, "left"), np.searchsorted(there, asked, "right")
+    many = last - first
+    query = np.repeat(np.arange(len(triples)), many)
+    answer = answers[np.repeat(first - np.cumsum(many) + many, many) + np.arange(int(many.sum()))]
+    other = answer != triples[query, column]
+    return query[other], answer[other]

@@ -1,0 +1,292 @@
+"""The kernel that defines what is right: autograd on gathered rows, for any scorer, loss and rule.
+
+It gathers a copy of every row for every example that uses it and lets autograd go back to those copies. Since no
+example depends on another, what arrives at an example's copies is the gradient of that example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tacit.errors import TacitError
+from tacit.kernels.contract import Chunk, Clipped, Gradients, LossPart, Objective, Plain, Rule
+from tacit.losses import KVsAll
+from tacit.models import Layout, Tables
+
+Tensor = Any
+AT_ONCE = 1 << 24
+"""How many gathered numbers one piece of a chunk may have: bounds memory, and changes no result beyond rounding."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients of rows, unit by unit: no (unit, row) stands twice."""
+
+    unit: Tensor
+    row: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The gradient of every unit of a chunk, whole: what a kernel must never need."""
+
+    entity: Rows
+    relation: Rows
+    shared: tuple[Tensor, ...]
+    """Each (units, ...)."""
+    party: Tensor
+    """(units,)"""
+    loss: Tensor
+    """(examples,)"""
+
+    def norms(self) -> Tensor:
+        """The norm of each unit's gradient over all it touches."""
+        squares = self.entity.values.new_zeros(len(self.party))
+        for rows in (self.entity, self.relation):
+            squares.index_add_(0, rows.unit, rows.values.square().sum(-1))
+        for tensor in self.shared:
+            squares += tensor.flatten(1).square().sum(-1)
+        return squares.sqrt()
+
+
+class Reference:
+    """Autograd on gathered rows."""
+
+    def __init__(self, objective: Objective, layout: Layout) -> None:
+        self.objective, self.layout = objective, layout
+
+    def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
+        if isinstance(rule, Plain):
+            return self._plain(tables, chunk, into), None
+        return self._clipped(tables, chunk, rule, into)
+
+    def _plain(self, tables: Tables, chunk: Chunk, into: Gradients) -> Tensor:
+        losses = tables.entity.new_zeros(len(chunk))
+        for index, piece in self._pieces(tables, chunk, by_party=bool(tables.shared) or chunk.everyone):
+            party = int(piece.party[0])
+            leaves = self._gather(tables, piece, copies=False)
+            positive, negative = self._losses(piece, leaves)
+            loss = positive + negative
+            gradients = _backward((loss * piece.weight).sum(), leaves)
+            losses[index] = loss.detach()
+            into.add_entities(piece.head, gradients["head"])
+            into.add_entities(piece.tail, gradients["tail"])
+            into.add_relations(piece.relation, gradients["relation"])
+            if "negative" in gradients:
+                candidates = self._candidates(piece).reshape(-1)
+                there = candidates >= 0
+                values = gradients["negative"].flatten(0, 1)
+                into.add_entities(candidates[there], values[there])
+            if "everyone" in gradients:
+                rows = torch.arange(len(gradients["everyone"]), device=piece.head.device)
+                into.add_entities(rows + self.layout.entity_start[party], gradients["everyone"])
+            if piece.triples is not None:
+                for column, name in enumerate(("free_head", "free_relation", "free_tail")):
+                    add = into.add_relations if column == 1 else into.add_entities
+                    add(piece.triples[..., column].reshape(-1), gradients[name].flatten(0, 1))
+            for which, buffer in enumerate(into.tables.shared):
+                buffer[party] += gradients[f"shared.{which}"][0]
+        return losses
+
+    def _clipped(self, tables: Tables, chunk: Chunk, rule: Clipped, into: Gradients) -> tuple[Tensor, Tensor]:
+        found = row_gradients(self, tables, chunk, rule.part)
+        entity, relation = found.entity.values, found.relation.values * rule.relation_scale
+        if rule.row_mask is not None:
+            entity = entity * rule.row_mask[found.entity.row][:, None]
+        scaled = RowGradients(
+            Rows(found.entity.unit, found.entity.row, entity),
+            Rows(found.relation.unit, found.relation.row, relation),
+            found.shared,
+            found.party,
+            found.loss,
+        )
+        norms = scaled.norms()
+        factor = torch.where(norms.isfinite(), (rule.clip[found.party] / norms).clamp(max=1.0), 0.0)
+        factor = torch.where(norms == 0, 1.0, factor)
+        entity = _times(entity, factor[found.entity.unit])
+        if rule.row_clip is not None:
+            length = torch.linalg.vector_norm(entity, dim=-1)
+            entity = _times(entity, torch.where(length > rule.row_clip, rule.row_clip / length, 1.0))
+        into.add_entities(found.entity.row, entity)
+        into.add_relations(found.relation.row, _times(relation, factor[found.relation.unit]))
+        for buffer, tensor in zip(into.tables.shared, found.shared, strict=True):
+            buffer.index_add_(0, found.party, _times(tensor, factor))
+        return found.loss, norms
+
+    # -- one piece of a chunk: one side, bounded in size, and if need be one party -------------------------------------
+
+    def _pieces(self, tables: Tables, chunk: Chunk, *, by_party: bool) -> Iterator[tuple[Tensor, Chunk]]:
+        """The chunk cut up: one side each, one party each if asked for, at most AT_ONCE gathered numbers."""
+        there = chunk.weight != 0
+        parties = chunk.party.unique().tolist() if by_party else [None]
+        for side in (False, True):
+            for party in parties:
+                mask = there & (chunk.asks_head == side)
+                index = (mask if party is None else mask & (chunk.party == party)).nonzero()[:, 0]
+                for piece in index.split(self._at_once(tables, chunk)) if len(index) else ():
+                    yield piece, chunk.select(piece)
+
+    def _at_once(self, tables: Tables, chunk: Chunk) -> int:
+        width, candidates = tables.entity.shape[1] + tables.relation.shape[1], 2
+        for ids in (chunk.negatives, chunk.pool):
+            candidates += 0 if ids is None else ids.shape[1]
+        if chunk.triples is not None:
+            candidates += 3 * chunk.triples.shape[1]
+        if chunk.everyone:
+            candidates += max(self.layout.entities)
+        shared = sum(tensor[0].numel() for tensor in tables.shared)
+        return max(1, int(AT_ONCE // (candidates * width + shared)))
+
+    def _candidates(self, piece: Chunk) -> Tensor:
+        """(b, n) rows of each example's candidates, or ABSENT."""
+        if piece.negatives is not None:
+            return piece.negatives
+        assert piece.pool is not None
+        ids = piece.pool[piece.party]
+        own = (ids == piece.head[:, None]) | (ids == piece.tail[:, None])
+        return ids.masked_fill(own, -1)
+
+    def _gather(self, tables: Tables, piece: Chunk, *, copies: bool) -> dict[str, Tensor]:
+        """The rows a piece uses, as leaves of a graph. `copies`: also of what examples have in common, one for each."""
+        leaves = {
+            "head": tables.entity[piece.head],
+            "relation": tables.relation[piece.relation],
+            "tail": tables.entity[piece.tail],
+        }
+        if piece.everyone:
+            rows = tables.entity[self.layout.rows("entity", int(piece.party[0]))]
+            leaves["everyone"] = rows.expand(len(piece), -1, -1).clone() if copies else rows.clone()
+        elif piece.triples is not None:
+            leaves["free_head"] = tables.entity[piece.triples[..., 0]]
+            leaves["free_relation"] = tables.relation[piece.triples[..., 1]]
+            leaves["free_tail"] = tables.entity[piece.triples[..., 2]]
+        else:
+            leaves["negative"] = tables.entity[self._candidates(piece).clamp(min=0)]
+        for which, tensor in enumerate(tables.shared):
+            leaves[f"shared.{which}"] = tensor[piece.party] if copies else tensor[piece.party[:1]].clone()
+        return {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+
+    def _losses(self, piece: Chunk, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The positive and the negative part of each example's loss."""
+        objective, scorer, asks_head = self.objective, self.objective.scorer, bool(piece.asks_head[0])
+        shared = tuple(leaf for name, leaf in leaves.items() if name.startswith("shared."))
+        head, relation, tail = leaves["head"], leaves["relation"], leaves["tail"]
+        if piece.drop_relation is not None:
+            relation = relation * piece.drop_relation
+        if piece.drop_entity is not None:
+            head, tail = (head, tail * piece.drop_entity) if asks_head else (head * piece.drop_entity, tail)
+        start = torch.tensor(self.layout.entity_start, device=piece.head.device)[piece.party]
+        prior = objective.prior
+
+        if piece.triples is not None:
+            free = leaves["free_head"], leaves["free_relation"], leaves["free_tail"]
+            negative = scorer.score(*free, tuple(tensor[:, None] for tensor in shared))
+            if prior is not None:
+                h, r, t = piece.triples.unbind(-1)
+                negative = negative + prior.of(h - start[:, None], r, t - start[:, None])
+            present = torch.ones_like(negative, dtype=torch.bool)
+        else:
+            candidates = leaves["everyone"] if piece.everyone else leaves["negative"]
+            if asks_head:
+                negative = scorer.score_heads(relation, tail, candidates, shared)
+            else:
+                negative = scorer.score_tails(head, relation, candidates, shared)
+            if piece.everyone:
+                ids = torch.arange(candidates.shape[-2], device=start.device).expand(len(piece), -1)
+                answer = (piece.head if asks_head else piece.tail) - start
+                present = ids != answer[:, None]
+            else:
+                rows = self._candidates(piece)
+                present, ids = rows >= 0, (rows - start[:, None]).clamp(min=0)
+            if prior is not None:
+                h, t = (piece.head - start)[:, None], (piece.tail - start)[:, None]
+                relations = piece.relation[:, None]
+                negative = negative + (prior.of(ids, relations, t) if asks_head else prior.of(h, relations, ids))
+
+        if isinstance(objective.loss, KVsAll):
+            assert piece.answers is not None
+            offsets, rows = piece.answers
+            example = torch.arange(len(piece), device=start.device).repeat_interleave(offsets[1:] - offsets[:-1])
+            labels = torch.zeros_like(negative)
+            labels[example, rows - start[example]] = 1.0
+            parts = torch.zeros_like(negative[:, 0]), objective.loss.of_labels(negative, labels)
+            known = ("relation", "tail") if asks_head else ("head", "relation")
+        else:
+            positive = scorer.score(head, relation, tail, shared)
+            if prior is not None:
+                positive = positive + prior.of(piece.head - start, piece.relation, piece.tail - start)
+            parts = objective.loss(positive, negative, present)
+            known = ("head", "relation", "tail")  # type: ignore[assignment]
+        if objective.regulariser.weight:
+            penalty = sum(objective.regulariser.of(scorer.magnitudes(leaves[name])) for name in known)
+            parts = parts[0] + penalty, parts[1]
+        return parts
+
+
+def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPart = "both") -> RowGradients:
+    """The gradient of every unit, for tests, audits and the clipped rule: repeats of a row in a unit are merged."""
+    if part != "both" and not kernel.objective.loss.apart:
+        raise TacitError(
+            f"the {type(kernel.objective.loss).__name__} loss has no positive and negative part of its own"
+        )
+    units = int(chunk.unit.max()) + 1 if len(chunk) else 0
+    party = torch.zeros(units, dtype=torch.int64, device=chunk.head.device)
+    party[chunk.unit] = chunk.party
+    loss = tables.entity.new_zeros(len(chunk))
+    entity: list[tuple[Tensor, Tensor, Tensor]] = []
+    relation: list[tuple[Tensor, Tensor, Tensor]] = []
+    shared = tuple(tables.entity.new_zeros(units, *tensor.shape[1:]) for tensor in tables.shared)
+    for index, piece in kernel._pieces(tables, chunk, by_party=chunk.everyone):
+        leaves = kernel._gather(tables, piece, copies=True)
+        positive, negative = kernel._losses(piece, leaves)
+        wanted = {"positive": positive, "negative": negative, "both": positive + negative}[part]
+        gradients = _backward(wanted.sum(), leaves)
+        loss[index] = (positive + negative).detach()
+        unit = piece.unit
+        entity += [(unit, piece.head, gradients["head"]), (unit, piece.tail, gradients["tail"])]
+        relation.append((unit, piece.relation, gradients["relation"]))
+        if "everyone" in gradients:
+            count = gradients["everyone"].shape[1]
+            rows = torch.arange(count, device=unit.device) + kernel.layout.entity_start[int(piece.party[0])]
+            entity.append((unit.repeat_interleave(count), rows.repeat(len(piece)), gradients["everyone"].flatten(0, 1)))
+        if "negative" in gradients:
+            candidates = kernel._candidates(piece)
+            there = (candidates >= 0).reshape(-1)
+            owners = unit.repeat_interleave(candidates.shape[1])
+            entity.append((owners[there], candidates.reshape(-1)[there], gradients["negative"].flatten(0, 1)[there]))
+        if piece.triples is not None:
+            owners = unit.repeat_interleave(piece.triples.shape[1])
+            for column, name in enumerate(("free_head", "free_relation", "free_tail")):
+                into = relation if column == 1 else entity
+                into.append((owners, piece.triples[..., column].reshape(-1), gradients[name].flatten(0, 1)))
+        for which, tensor in enumerate(shared):
+            tensor.index_add_(0, unit, gradients[f"shared.{which}"])
+    return RowGradients(_merged(entity, tables.entity), _merged(relation, tables.relation), shared, party, loss)
+
+
+def _merged(pieces: list[tuple[Tensor, Tensor, Tensor]], table: Tensor) -> Rows:
+    """Gradients of rows with repeats of (unit, row) added up."""
+    if not pieces:
+        nothing = torch.zeros(0, dtype=torch.int64, device=table.device)
+        return Rows(nothing, nothing, table.new_zeros(0, table.shape[1]))
+    unit, row, values = (torch.cat(column) for column in zip(*pieces, strict=True))
+    keys, where = torch.unique(unit * len(table) + row, return_inverse=True)
+    merged = values.new_zeros(len(keys), values.shape[1]).index_add_(0, where, values)
+    return Rows(keys // len(table), keys % len(table), merged)
+
+
+def _backward(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    return {name: torch.zeros_like(leaf) if gradient is None else gradient for (name, leaf), gradient in pairs}
+
+
+def _times(values: Tensor, factor: Tensor) -> Tensor:
+    """values x factor by rows, where a factor of 0 means nothing at all, even of what is not finite."""
+    factor = factor.reshape(-1, *[1] * (values.dim() - 1))
+    return torch.where(factor == 0, 0.0, values * factor)

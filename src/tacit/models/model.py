@@ -1,0 +1,131 @@
+"""A trained model of one party: tables, how to score with them, and what is added to the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tacit.graph import Graph
+from tacit.models.bilinear import DistMult
+from tacit.models.scorer import Scorer, compare, compare_all
+from tacit.models.tables import Prior, Tables, popularity
+
+Tensor = Any
+PIECE = 1024
+"""Queries are made this many at a time, so that their last digit does not depend on any memory budget."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One party's tables with their scorer. Ids are the party's own."""
+
+    scorer: Scorer
+    tables: Tables
+    prior: Prior | None = None
+    reciprocal: bool = False
+    """The second half of the relation rows are inverses, and heads are asked for by them."""
+
+    @property
+    def entities(self) -> int:
+        return len(self.tables.entity)
+
+    @property
+    def relations(self) -> int:
+        return len(self.tables.relation) // (2 if self.reciprocal else 1)
+
+    def score(self, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
+        """Scores of triples by their ids, (n,) each."""
+        queries = Queries(self, relation, head, asks_head=False)
+        return torch.cat([
+            queries.pairs(index, tail[index])
+            for index in torch.arange(len(head), device=head.device).split(PIECE * 16)
+        ]) if len(head) else self.tables.entity.new_zeros(0)  # fmt: skip
+
+    @staticmethod
+    def popular(graph: Graph) -> Model:
+        """The baseline that only knows how often an entity is head or tail of a relation."""
+        nothing = Tables(torch.zeros(len(graph.entities), 1), torch.zeros(len(graph.relations), 1))
+        return Model(DistMult(), nothing, popularity(graph))
+
+
+class Queries:
+    """What is asked of a model: tails of (known, relation), or heads of (relation, known).
+
+    `pairs` is what a score *is*: sums of each pair alone, the same whatever else is scored beside it. `block` is the
+    fast way for all pairs at once; matrix products round differently, by no more than `slack`.
+    """
+
+    def __init__(self, model: Model, relation: Tensor, known: Tensor, *, asks_head: bool):
+        self.asks_head, self.known, self.prior_relation = asks_head, known, relation
+        self.turned = asks_head and model.reciprocal
+        self.relation = relation + model.relations if self.turned else relation
+        self.model, self.scorer, self.entity = model, model.scorer, model.tables.entity
+        self.shared = tuple(tensor[0] for tensor in model.tables.shared)
+        self.query = None
+        if self.scorer.geometry is not None and len(known):
+            pieces = torch.arange(len(known), device=known.device).split(PIECE)
+            self.query = torch.cat([self._query(index) for index in pieces])
+
+    def _query(self, index: Tensor) -> Tensor:
+        row, relation = self.entity[self.known[index]], self.model.tables.relation[self.relation[index]]
+        if self.asks_head and not self.turned:
+            return self.scorer.head_query(relation, row, self.shared)
+        return self.scorer.tail_query(row, relation, self.shared)
+
+    @cached_property
+    def longest(self) -> Tensor:
+        return torch.linalg.vector_norm(self.entity, dim=-1).max()
+
+    def pairs(self, index: Tensor, candidate: Tensor) -> Tensor:
+        """The score of query `index[i]` with entity `candidate[i]`."""
+        relation, row = self.model.tables.relation[self.relation[index]], self.entity[candidate]
+        if self.query is not None:
+            score = self.scorer.scaled(compare(self.scorer.geometry, self.query[index], row), relation)
+        elif self.asks_head and not self.turned:
+            score = self.scorer.score(row, relation, self.entity[self.known[index]], self.shared)
+        else:
+            score = self.scorer.score(self.entity[self.known[index]], relation, row, self.shared)
+        if (prior := self.model.prior) is not None:
+            head, tail = (candidate, self.known[index]) if self.asks_head else (self.known[index], candidate)
+            score = score + prior.of(head, self.prior_relation[index], tail)
+        return score
+
+    def block(self, index: slice, candidates: slice) -> tuple[Tensor, Tensor]:
+        """Scores of some queries with a range of entities, (q, c), and (q, 1) how far they may be from `pairs`."""
+        relation, rows = self.model.tables.relation[self.relation[index]], self.entity[candidates]
+        eps, width = torch.finfo(rows.dtype).eps, rows.shape[-1]
+        if self.query is not None:
+            query = self.query[index]
+            compared = compare_all(self.scorer.geometry, query, rows)
+            score = self.scorer.scaled(compared, relation[:, None])
+            reach = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
+            if self.scorer.geometry == "product":
+                slack = 4 * width * eps * reach * self.longest
+            else:  # of a distance only the order of the sum differs; the score's own rounding comes on top
+                slack = 4 * width * eps * (compared.amax(-1, keepdim=True) + score.abs().amax(-1, keepdim=True))
+        else:
+            known = self.entity[self.known[index]]
+            if self.asks_head and not self.turned:
+                score = self.scorer.score_heads(relation, known, rows, self.shared)
+            else:
+                score = self.scorer.score_tails(known, relation, rows, self.shared)
+            slack = 64 * width * eps * (1.0 + score.abs().amax(-1, keepdim=True))
+        if (prior := self.model.prior) is not None:
+            entity = torch.arange(*candidates.indices(len(self.entity)), device=rows.device)[None]
+            relations, known_ids = self.prior_relation[index][:, None], self.known[index][:, None]
+            head, tail = (entity, known_ids) if self.asks_head else (known_ids, entity)
+            term = prior.of(head, relations, tail)
+            score = score + term
+            slack = slack + 4 * eps * (term.abs().amax(-1, keepdim=True) + score.abs().amax(-1, keepdim=True))
+        return score, slack
+
+    def bytes_per_pair(self) -> int:
+        """About how much memory `block` takes for each pair."""
+        size = int(self.entity.element_size())
+        if self.scorer.geometry in ("product", "l1", "l2"):
+            return 8 * size
+        relation = self.model.tables.relation.shape[1] if self.query is None else 0
+        return int(4 * size * (self.entity.shape[1] + relation))

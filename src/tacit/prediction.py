@@ -1,0 +1,188 @@
+"""What a model says: the most plausible answers by name, and its rows for other programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tacit.errors import BadValue, TacitError
+from tacit.folders import new_folder, seal
+from tacit.graph import Graph
+from tacit.models.model import Model, Queries
+from tacit.tensors import save_tensors
+
+Format = Literal["npy", "tsv", "safetensors", "nt"]
+FORMATS: dict[str, str] = {
+    "npy": "entities.npy, relations.npy and the names of their rows in .tsv",
+    "tsv": "one line per row: name, then its numbers",
+    "safetensors": "one file with both tables and their names",
+    "nt": "predicted links as N-Triples",
+}
+PIECE = 1 << 22
+"""How many numbers are gathered at once when all candidates of a query are scored."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer. `known`: the graph says so already."""
+
+    head: str
+    relation: str
+    tail: str
+    score: float
+    known: bool
+
+
+def predict(
+    model: Model,
+    graph: Graph,
+    *,
+    head: str | None = None,
+    relation: str | None = None,
+    tail: str | None = None,
+    top: int = 10,
+    known: bool = False,
+) -> list[Prediction]:
+    """The `top` most plausible answers for the one part of (head, relation, tail) that is left out.
+
+    What the graph says already is left out too, unless `known`. Equal scores stand in the order of names.
+    """
+    given = {"head": head, "relation": relation, "tail": tail}
+    if sum(name is None for name in given.values()) != 1:
+        raise BadValue("give two of head, relation and tail: the third is predicted")
+    if top < 1:
+        raise BadValue(f"top is at least 1, not {top}")
+    h, t = (None if name is None else graph.entities.id(name) for name in (head, tail))
+    r = None if relation is None else graph.relations.id(relation)
+    facts, device = graph.statements.triples, model.tables.entity.device
+    with torch.no_grad():
+        if r is None:
+            every = torch.arange(len(graph.relations), device=device)
+            scores = model.score(torch.full_like(every, h), every, torch.full_like(every, t))
+            true = facts[(facts[:, 0] == h) & (facts[:, 2] == t), 1]
+        else:
+            asks_head = h is None
+            of = torch.tensor([r, t if asks_head else h], device=device)
+            queries = Queries(model, of[:1], of[1:], asks_head=asks_head)
+            scores = torch.cat([_scores(queries, piece) for piece in _pieces(model)])
+            column, other = (0, 2) if asks_head else (2, 0)
+            true = facts[(facts[:, 1] == r) & (facts[:, other] == (t if asks_head else h)), column]
+    found = scores.double().cpu().numpy()
+    is_known = np.zeros(len(found), bool)
+    is_known[true] = True
+    order = np.argsort(-found, kind="stable")
+    order = order[: top + len(true)] if known else order[~is_known[order]]
+    answers = []
+    for i in order[:top].tolist():
+        names = (
+            graph.entities[i if h is None else h],
+            graph.relations[i if r is None else r],
+            graph.entities[i if t is None else t],
+        )
+        answers.append(Prediction(*names, float(found[i]), bool(is_known[i])))
+    return answers
+
+
+def _pieces(model: Model) -> Any:
+    every = torch.arange(model.entities, device=model.tables.entity.device)
+    return every.split(max(1, PIECE // (model.tables.entity.shape[1] + model.tables.relation.shape[1])))
+
+
+def _scores(queries: Queries, candidates: Any) -> Any:
+    return queries.pairs(torch.zeros_like(candidates), candidates)
+
+
+def links(model: Model, graph: Graph, *, top: int = 100) -> list[Prediction]:
+    """For each relation the `top` most plausible new tails, over all heads it has in train."""
+    facts, found = graph.statements.triples, []
+    with torch.no_grad():
+        for relation in range(len(graph.relations)):
+            heads = np.unique(graph.train.triples[graph.train.triples[:, 1] == relation, 0]).astype(np.int64)
+            best: list[tuple[float, int, int]] = []
+            for head in heads.tolist():
+                true = facts[(facts[:, 1] == relation) & (facts[:, 0] == head), 2]
+                queries = Queries(model, torch.tensor([relation]), torch.tensor([head]), asks_head=False)
+                scores = torch.cat([_scores(queries, piece) for piece in _pieces(model)]).cpu()
+                scores[torch.from_numpy(true.astype(np.int64))] = float("-inf")
+                value, tail = scores.topk(min(top, len(scores)))
+                best += [(-v, head, t) for v, t in zip(value.tolist(), tail.tolist(), strict=True) if v > float("-inf")]
+                best = sorted(best)[:top]
+            found += [
+                Prediction(graph.entities[h], graph.relations[relation], graph.entities[t], -v, known=False)
+                for v, h, t in best
+            ]
+    return found
+
+
+def export(
+    model: Model, graph: Graph, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False
+) -> list[str]:
+    """Write a model's rows, or the links it predicts, into a folder; the names of the files.
+
+    Rows that were trained without privacy tell of the triples they were trained on, and so do predicted links.
+    """
+    if format not in FORMATS:
+        raise BadValue(f"the format is one of {', '.join(FORMATS)}; not {format!r}")
+    with new_folder(Path(path), "export.json", force=force) as folder:
+        if format == "nt":
+            _write_links(links(model, graph, top=top), graph, folder)
+        else:
+            _write_rows(model, graph, folder, format)
+        about = {
+            "format": format,
+            "scorer": type(model.scorer).__name__,
+            "reciprocal": model.reciprocal,
+            "graph": graph.fingerprint,
+            "rows": {"entities": len(graph.entities), "relations": len(model.tables.relation)},
+        }
+        files = sorted(item.name for item in folder.iterdir())
+        seal(folder, "export.json", "tacit.export/1", about)
+    return files
+
+
+def _write_rows(model: Model, graph: Graph, folder: Path, format: Format) -> None:
+    inverse = [f"inverse of {name}" for name in graph.relations] if model.reciprocal else []
+    names = {"entities": list(graph.entities), "relations": [*graph.relations, *inverse]}
+    arrays = {"entities": model.tables.entity, "relations": model.tables.relation}
+    arrays |= {f"shared-{i}": tensor[0] for i, tensor in enumerate(model.tables.shared)}
+    if model.prior is not None:
+        arrays |= {"prior-tails": model.prior.tails, "prior-heads": model.prior.heads}
+    values = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
+    if format == "safetensors":
+        texts = {name: json.dumps(rows, ensure_ascii=False) for name, rows in names.items()}
+        save_tensors(folder / "model.safetensors", values, {"schema": "tacit.model/1"} | texts)
+        return
+    for name, array in values.items():
+        if format == "npy":
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        elif name in names:
+            lines = (
+                "\t".join([label, *map(repr, row)]) + "\n"
+                for label, row in zip(names[name], array.tolist(), strict=True)
+            )
+            with open(folder / f"{name}.tsv", "w", encoding="utf-8") as file:
+                file.writelines(lines)
+        else:
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    if format == "npy":
+        for name, rows in names.items():
+            text = "".join(f"{row}\t{label}\n" for row, label in enumerate(rows))
+            (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
+
+
+def _write_links(found: list[Prediction], graph: Graph, folder: Path) -> None:
+    from tacit.files import write_graph
+
+    if not found:
+        raise TacitError("the model predicts no link that the graph does not say already")
+    from dataclasses import replace
+
+    made = Graph.from_triples([(p.head, p.relation, p.tail) for p in found])
+    write_graph(replace(made, prefixes=graph.prefixes), folder / "links.nt")
+    scores = "".join(f"{p.head}\t{p.relation}\t{p.tail}\t{p.score!r}\n" for p in found)
+    (folder / "scores.tsv").write_text(scores, encoding="utf-8")

@@ -1,0 +1,299 @@
+"""A training and the folder it leaves behind; also `python -m tacit.run plan.json`, for machines with torch alone.
+
+    config.json          every setting, defaults written out; what belongs to the folder
+    environment.json     versions, device, threads, the graph's fingerprint
+    shareable/           privacy.json: what was guaranteed to whom
+    private/             (0700) graph, metrics.jsonl, metrics.json, model, checkpoints/, log
+
+Nothing but `shareable/` is meant to leave its owner. Without privacy no embedding is put there: rows trained on private
+triples tell of them. `tacit export` writes rows elsewhere, for whoever decides to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit import __version__
+from tacit.errors import BadInput, TacitError
+from tacit.evaluation.ranking import Metrics
+from tacit.folders import PRIVATE, log_to, new_folder, read_json, seal, write_json
+from tacit.graph import Graph, SplitName
+from tacit.models import Tables
+from tacit.models.model import Model
+from tacit.settings import Settings, combine, from_flags
+from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
+from tacit.training import Event, Fit, evaluated
+
+LOG = logging.getLogger(__name__)
+SCHEMA, CHECKPOINT = "tacit.run/1", "tacit.checkpoint/1"
+CONFIG, SHAREABLE = "config.json", "shareable"
+KEPT = 2
+"""Checkpoints that stay: the last, and the one before it."""
+
+
+class Run:
+    """A training, finished or not: its settings, graph, model and metrics. Kept in memory, or in a folder."""
+
+    def __init__(self, settings: Settings, graph: Graph, path: Path | None = None):
+        self.settings, self.graph, self.path = settings, graph, path
+        self.metrics: dict[str, Metrics] = {}
+        self._model: Model | None = None
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """The run in a folder."""
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
+        config = read_json(path / CONFIG, SCHEMA, {"settings": dict})
+        run = Run(Settings.make(config["settings"]), load_graph(path / PRIVATE / "graph.safetensors"), path)
+        if (path / PRIVATE / "metrics.json").is_file():
+            found = read_json(path / PRIVATE / "metrics.json", "tacit.metrics/1", {"metrics": dict})
+            run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+        return run
+
+    @property
+    def model(self) -> Model:
+        """The trained model, as it was when validation was best."""
+        if self._model is None:
+            assert self.path is not None
+            where = self.path / PRIVATE / "model.safetensors"
+            if not where.is_file():
+                raise TacitError(f"{self.path} is not finished: go on with tacit train --resume {self.path}")
+            tables = Tables.of(load_tensors(where)[0])
+            self._model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
+        return self._model
+
+    @cached_property
+    def finished(self) -> bool:
+        return self._model is not None or (
+            self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
+        )
+
+    def evaluate(self, split: SplitName = "test") -> Metrics:
+        """Link prediction on a split, with the run's own sides and ties."""
+        return evaluated(self.model, self.graph, split, self.settings)
+
+    def predict(self, **question: Any) -> list[Any]:
+        """The most plausible answers by name: see `tacit.predict`."""
+        from tacit.prediction import predict
+
+        return predict(self, **question)
+
+    def events(self) -> Iterator[Event]:
+        """What happened in training, epoch by epoch."""
+        assert self.path is not None
+        with open(self.path / PRIVATE / "metrics.jsonl", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, on_event: Callable[[Event], None] = lambda event: None) -> Run:
+        """Train from the beginning or from the last checkpoint, and rank validation and test by the best model."""
+        if self.path is None:
+            fit = Fit(self.settings, [self.graph])
+            fit.run(on_event)
+            return self._end(fit)
+        with _locked(self.path), log_to(self.path):
+            if self.finished:
+                raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+            LOG.info("training begins, or goes on")
+            fit = Fit(self.settings, [self.graph])
+            size = self._load_checkpoint(fit)
+            journal = self.path / PRIVATE / "metrics.jsonl"
+            with open(journal, "ab") as lines:
+                lines.truncate(size)  # what was written after the checkpoint will be written again
+                lines.seek(size)
+
+                def told(event: Event) -> None:
+                    lines.write(json.dumps(event).encode() + b"\n")
+                    on_event(event)
+
+                def checkpoint() -> None:
+                    lines.flush()
+                    os.fsync(lines.fileno())
+                    self._save_checkpoint(fit, lines.tell())
+
+                fit.run(told, checkpoint)
+            LOG.info("training ends")
+            return self._end(fit)
+
+    def _end(self, fit: Fit) -> Run:
+        self._model = fit.model()
+        self.metrics = {
+            split: evaluated(self._model, self.graph, split, self.settings)
+            for split in ("valid", "test")
+            if len(self.graph.splits[split])
+        }
+        if self.path is not None:
+            facts = {split: metrics.json() for split, metrics in self.metrics.items()}
+            settings = self.settings.evaluation
+            about = {"sides": settings.sides, "ties": settings.ties, "filtered": True}
+            private = self.path / PRIVATE
+            # The model comes last: it is what makes a run finished.
+            write_json(private / "metrics.json", "tacit.metrics/1",
+                       {"metrics": facts, "ranking": about, "best_epoch": int(fit.best_epoch[0])})  # fmt: skip
+            save_tensors(private / "model.safetensors", fit.best.tensors(), {"schema": "tacit.model/1"})
+        self.__dict__.pop("finished", None)
+        return self
+
+    def _save_checkpoint(self, fit: Fit, journal: int) -> None:
+        """One file, whole or not at all; then the oldest goes."""
+        assert self.path is not None
+        folder = self.path / PRIVATE / "checkpoints"
+        epoch = int(fit.cohort.epochs.max())
+        facts = {"schema": CHECKPOINT, "journal": str(journal), "settings": json.dumps(self.settings.json())}
+        save_tensors(folder / f"epoch-{epoch:08d}.safetensors", fit.state(), facts)
+        for old in sorted(folder.glob("epoch-*.safetensors"))[:-KEPT]:
+            old.unlink()
+
+    def _load_checkpoint(self, fit: Fit) -> int:
+        """Put the training back to its last checkpoint; how long its journal was then."""
+        assert self.path is not None
+        found = sorted((self.path / PRIVATE / "checkpoints").glob("epoch-*.safetensors"))
+        if not found:
+            return 0
+        state, facts = load_tensors(found[-1])
+        if facts.get("schema") != CHECKPOINT:
+            raise BadInput(f"{found[-1]}: found the schema {facts.get('schema')!r}; expected {CHECKPOINT!r}.")
+        if json.loads(facts["settings"]) != self.settings.json():
+            raise BadInput(f"{found[-1]}: was made with other settings than {CONFIG} has now.")
+        fit.load(state)
+        LOG.info("resumed after epoch %d", int(fit.cohort.epochs.max()))
+        return int(facts["journal"])
+
+
+def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
+    """A run folder that is ready to train: whole, or not there."""
+    with new_folder(path, CONFIG, force=force) as folder:
+        private = folder / PRIVATE
+        private.mkdir(mode=0o700)
+        (private / "checkpoints").mkdir()
+        (folder / SHAREABLE).mkdir()
+        save_graph(private / "graph.safetensors", graph)
+        (private / "metrics.jsonl").touch()
+        write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
+        write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
+        seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "tacit": __version__})
+    return Run(settings, graph, path)
+
+
+NOT_PRIVATE: dict[str, Any] = {
+    "guarantee": "none",
+    "epsilon": None,
+    "why": "Trained without a privacy mechanism: the rows tell of the triples they were trained on.",
+    "releases": [],
+}
+
+
+def environment(graph: Graph) -> dict[str, Any]:
+    """What the numbers of a run depend on beside its settings."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "tacit": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "graph": {
+            "fingerprint": graph.fingerprint,
+            "entities": len(graph.entities),
+            "relations": len(graph.relations),
+            "triples": {name: len(split) for name, split in graph.splits.items()},
+        },
+    }
+
+
+def train(
+    graph: Graph,
+    *,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | Settings | None = None,
+    force: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+    **flags: Any,
+) -> Run:
+    """Train a model of one graph.
+
+    Parameters
+    ----------
+    out
+        The folder to keep the run in; default: memory only.
+    settings
+        All settings, nested as in a TOML file: {"scorer": {"name": "rotate", "dim": 64}, "training": {"epochs": 50}}.
+    flags
+        The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
+        epochs, steps, device, every, patience, memory_mb, name, seed.
+
+    >>> graph = Graph.from_triples([("a", "knows", "b"), ("b", "knows", "c")], test=[("c", "knows", "a")])
+    >>> run = train(graph, scorer="distmult", dim=8, epochs=5)
+    >>> run.metrics["test"].count
+    2
+    """
+    given = settings.json() if isinstance(settings, Settings) else settings or {}
+    wanted = Settings.make(combine(given, from_flags(flags)))
+    run = Run(wanted, graph) if out is None else create(graph, wanted, Path(out), force=force)
+    return run.train(on_event)
+
+
+def write_plan(graph: Graph, settings: Settings, folder: Path, *, force: bool = False) -> None:
+    """What another machine needs to train: `python -m tacit.run plan.json` there, with torch and NumPy alone."""
+    with new_folder(folder, "plan.json", force=force) as draft:
+        save_graph(draft / "graph.safetensors", graph)
+        seal(draft, "plan.json", "tacit.plan/1", {"graph": "graph.safetensors", "settings": settings.json()})
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m tacit.run plan.json [--out FOLDER]`: train by a plan, or go on with it."""
+    try:
+        if len(arguments) not in (1, 3) or (len(arguments) == 3 and arguments[1] != "--out"):
+            raise TacitError("usage: python -m tacit.run PLAN.json [--out FOLDER]")
+        plan = Path(arguments[0])
+        content = read_json(plan, "tacit.plan/1", {"graph": str, "settings": dict})
+        settings, out = Settings.make(content["settings"]), plan.parent / "run"
+        if len(arguments) == 3:
+            out = Path(arguments[2])
+        if (out / CONFIG).is_file():
+            run = Run.open(out)
+            if run.settings != settings:
+                raise TacitError(f"{out} holds a run with other settings; choose another --out.")
+        else:
+            run = create(load_graph(plan.parent / content["graph"]), settings, out)
+        logging.getLogger("tacit").setLevel(logging.INFO)
+        run.train(lambda event: print(json.dumps(event), file=sys.stderr, flush=True))
+        print(json.dumps({"out": str(out)} | {split: m.json() for split, m in run.metrics.items()}))
+    except (TacitError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process trains a run at a time."""
+    with open(path / PRIVATE / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TacitError(f"{path} is being trained by another process.") from None
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

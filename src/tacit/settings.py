@@ -1,0 +1,281 @@
+"""Everything that decides a training, as one value: from a TOML file, from flags, or from Python.
+
+Sections with a `name` choose a class from a registry, and their other keys are that class's fields; so a new scorer or
+loss brings its settings along. Plain dataclasses, because whatever trains has NumPy and torch alone. An unknown key is
+an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tacit.errors import BadInput, BadValue, TacitError, excerpt
+from tacit.examples import Sampling
+from tacit.losses import LOSSES, REGULARISERS, Loss, NoRegulariser, Regulariser, SelfAdversarial
+from tacit.models import SCORERS, Scorer
+from tacit.models.translational import TransE
+from tacit.negatives import NEGATIVES, Independent, Negatives
+from tacit.optimizers import OPTIMIZERS, Adam, Optimizer
+
+
+@dataclass(frozen=True)
+class Training(Sampling):
+    """How long, and on what.
+
+    epochs: how many times to go through the triples, at most. steps: at most so many steps. device: cpu, cuda, or auto
+    for the GPU if there is one. checkpoint_every: epochs between checkpoints; default: at each validation.
+    """
+
+    epochs: int = 200
+    steps: int | None = None
+    device: str = "auto"
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "steps", "checkpoint_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise BadValue(f"{name} is at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """every: epochs between validations. patience: validations without a better MRR before training stops.
+    sides, ties: of validation and test. memory_mb: about how much memory ranking may take."""
+
+    every: int = 10
+    patience: int = 5
+    sides: Literal["tails", "heads", "both"] = "both"
+    ties: Literal["realistic", "optimistic", "pessimistic"] = "realistic"
+    memory_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("every", "patience", "memory_mb"):
+            if (value := getattr(self, name)) < 1:
+                raise BadValue(f"{name} is at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a training. Equal settings, graph and device: equal results."""
+
+    name: str = "run"
+    seed: int = 0
+    dim: int = 128
+    scorer: Scorer = field(default_factory=TransE)
+    loss: Loss = field(default_factory=SelfAdversarial)
+    negatives: Negatives = field(default_factory=Independent)
+    regulariser: Regulariser = field(default_factory=NoRegulariser)
+    optimizer: Optimizer = field(default_factory=Adam)
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 64:
+            raise BadValue(f"seed is in [0, 2**64), not {self.seed}")
+        if self.dim < 1:
+            raise BadValue(f"dim is at least 1, not {self.dim}")
+        kind = _name_of(NEGATIVES, self.negatives)
+        if self.loss.needs is not None and kind != self.loss.needs:
+            raise BadValue(
+                f'the {_name_of(LOSSES, self.loss)} loss needs negatives.name = "{self.loss.needs}", not "{kind}"'
+            )
+        if kind == "all" and self.loss.needs != "all":
+            raise BadValue('negatives.name = "all" goes with the losses one-vs-all and k-vs-all')
+        if self.training.reciprocal and self.negatives.sides != "both":
+            raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
+
+    def refusals(self) -> list[str]:
+        """Why these settings may not be used under privacy, each in a sentence; none: they may."""
+        found = [
+            None if self.scorer.separable else "this scorer's examples depend on each other",
+            "this scorer begins with statistics of the triples" if self.scorer.statistics else None,
+            self.loss.refused,
+            self.negatives.refusal(),
+            self.regulariser.refused,
+            self.optimizer.refused,
+            self.training.refusal(),
+        ]
+        return [reason for reason in found if reason is not None]
+
+    def json(self) -> dict[str, Any]:
+        """All settings, every default written out, as `make` reads them."""
+        made: dict[str, Any] = {"name": self.name, "seed": self.seed}
+        for section, registry in REGISTRIES.items():
+            chosen = getattr(self, section)
+            made[section] = {"name": _name_of(registry, chosen)} | asdict(chosen)
+        made["scorer"] = {"name": made["scorer"].pop("name"), "dim": self.dim} | made["scorer"]
+        return made | {"training": asdict(self.training), "evaluation": asdict(self.evaluation)}
+
+    @staticmethod
+    def make(values: Mapping[str, Any]) -> Settings:
+        """Settings from nested values, as a TOML file or `json` has them; what is left out has its default."""
+        values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+        _check_keys(values, [*SECTIONS, "name", "seed"], "")
+        chosen: dict[str, Any] = {}
+        for key, hint in (("name", str), ("seed", int)):
+            if key in values:
+                chosen[key] = _checked(values[key], hint, key)
+        kind: Any
+        for section in SECTIONS:
+            given = values.get(section, {})
+            if not isinstance(given, dict):
+                raise BadInput(f"found {excerpt(repr(given))} as {section}; expected a section with keys of its own.")
+            if section == "scorer" and "dim" in given:
+                chosen["dim"] = _checked(given.pop("dim"), int, "scorer.dim")
+            if section in REGISTRIES:
+                default = next(f for f in fields(Settings) if f.name == section).default_factory
+                assert default is not MISSING
+                name = given.pop("name", _name_of(REGISTRIES[section], default()))
+                kind = _chosen(REGISTRIES[section], name, section)
+            else:
+                kind = {"training": Training, "evaluation": Evaluation}[section]
+            chosen[section] = _built(kind, given, section, extra=("name", "dim") if section == "scorer" else ("name",))
+        try:
+            return Settings(**chosen)
+        except BadValue as error:
+            raise BadInput(f"{error}.") from None
+
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "scorer": SCORERS,
+    "loss": LOSSES,
+    "negatives": NEGATIVES,
+    "regulariser": REGULARISERS,
+    "optimizer": OPTIMIZERS,
+}
+SECTIONS = (*REGISTRIES, "training", "evaluation")
+FLAGS = {
+    "name": "name",
+    "seed": "seed",
+    "scorer": "scorer.name",
+    "dim": "scorer.dim",
+    "loss": "loss.name",
+    "negatives": "negatives.count",
+    "optimizer": "optimizer.name",
+    "learning_rate": "optimizer.learning_rate",
+    "batch": "training.batch",
+    "epochs": "training.epochs",
+    "steps": "training.steps",
+    "device": "training.device",
+    "every": "evaluation.every",
+    "patience": "evaluation.patience",
+    "memory_mb": "evaluation.memory_mb",
+}
+"""The short names of flags and keyword arguments, and the keys they stand for."""
+
+
+def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values in which a later layer wins; keys may be dotted ("scorer.dim") and are nested then."""
+    whole: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            *path, last = key.split(".")
+            place = whole
+            for name in path:
+                place = place.setdefault(name, {})
+                if not isinstance(place, dict):
+                    raise BadInput(f"{key!r} reaches into {name!r}, which has no keys of its own.")
+            if isinstance(value, Mapping):
+                place[last] = combine(place.get(last, {}) if isinstance(place.get(last), dict) else {}, value)
+            else:
+                place[last] = value
+    return whole
+
+
+def from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by their short names, nested; None: not given."""
+    _check_keys(flags, list(FLAGS), "")
+    return combine({FLAGS[name]: value for name, value in flags.items() if value is not None})
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The nested values of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as TOML: {error}.") from None
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """ "key=value" of --set, nested: the value as TOML has it, or as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise TacitError(f"found {excerpt(text)}; expected key=value, such as scorer.norm=2.")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return combine({key.strip(): parsed})
+
+
+def keys() -> Iterator[tuple[str, Any]]:
+    """Every key there is with its default, class by class, for documentation: ("scorer.transe.norm", 1)."""
+    for section, registry in REGISTRIES.items():
+        for name, kind in registry.items():
+            for f in fields(kind):
+                yield f"{section}.{name}.{f.name}", f.default
+    for section, kind in (("training", Training), ("evaluation", Evaluation)):
+        for f in fields(kind):
+            yield f"{section}.{f.name}", f.default
+
+
+def _name_of(registry: Mapping[str, Any], value: Any) -> str:
+    return next((name for name, kind in registry.items() if type(value) is kind), type(value).__name__)
+
+
+def _chosen(registry: Mapping[str, Any], name: Any, section: str) -> Any:
+    if name not in registry:
+        near = get_close_matches(str(name), list(registry), n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"there is no {section} {excerpt(str(name))}.{guess} There are: {', '.join(registry)}.")
+    return registry[name]
+
+
+def _built(kind: Any, given: Mapping[str, Any], section: str, extra: tuple[str, ...]) -> Any:
+    names = [f.name for f in fields(kind)]
+    _check_keys(given, names, f"{section}.", extra)
+    hints = get_type_hints(kind)
+    values = {name: _checked(value, hints[name], f"{section}.{name}") for name, value in given.items()}
+    try:
+        return kind(**values)
+    except BadValue as error:
+        raise BadInput(f"{section}: {error}.") from None
+
+
+def _check_keys(given: Mapping[str, Any], known: list[str], before: str, extra: tuple[str, ...] = ()) -> None:
+    for key in given:
+        if key not in known:
+            near = get_close_matches(str(key), [*known, *extra], n=1)
+            guess = f" Did you mean '{before}{near[0]}'?" if near else ""
+            raise BadInput(f"there is no setting '{before}{key}'.{guess} There are: {', '.join([*extra, *known])}.")
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    """The value if it is of the kind the field wants; an int is also a float."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        kinds = get_args(hint)
+        if value is None and NoneType in kinds:
+            return None
+        return _checked(value, next(kind for kind in kinds if kind is not NoneType), key)
+    if origin is Literal:
+        if value not in get_args(hint) or isinstance(value, bool):
+            raise BadInput(
+                f"found {excerpt(repr(value))} as {key}; expected one of {', '.join(map(repr, get_args(hint)))}."
+            )
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise BadInput(f"found {excerpt(repr(value))} as {key}; expected {KINDS[hint]}.")
+    return value
+
+
+KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

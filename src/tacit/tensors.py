@@ -1,0 +1,135 @@
+"""Tensors and graphs on disk, with NumPy and torch alone.
+
+The format is safetensors (8 bytes of header length, a JSON header, raw little-endian numbers), written and read here in
+a few lines because whatever trains may have no other package. A file appears whole or not at all: it is written under
+another name, forced to disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.errors import BadInput
+from tacit.graph import SPLITS, Graph, Split, Vocab
+
+Tensor = Any
+TYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+LONGEST_HEADER = 100_000_000
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors and text beside them; what stood at `path` is replaced at once, or kept if anything fails."""
+    arrays = {
+        name: np.ascontiguousarray(t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t)
+        for name, t in sorted(tensors.items())
+    }
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for array in arrays.values():
+                file.write(array.reshape(-1).view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force a rename to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in a file, and the text beside them; what is not such a file is refused, whatever its bytes."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", {})
+            found, expected = {}, 0
+            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
+                begin, end = entry["data_offsets"]
+                count = int(np.prod(shape, dtype=object)) if shape else 1
+                if min(shape, default=0) < 0 or begin != expected or end - begin != count * kind.itemsize:
+                    raise ValueError(f"{name!r} does not fit its place")
+                if end > size - 8 - length:
+                    raise ValueError(f"{name!r} ends beyond the file")
+                found[name] = torch.from_numpy(np.fromfile(file, kind, count).reshape(shape))
+                expected = end
+            if expected != size - 8 - length:
+                raise ValueError("bytes that belong to no tensor")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{path}: is no whole safetensors file ({error}).") from None
+    return found, metadata
+
+
+def save_graph(path: Path, graph: Graph) -> None:
+    """A graph with its names and marks in one file, that NumPy alone can read again."""
+    tensors: dict[str, Any] = {}
+    for vocab in ("entities", "relations", "groups"):
+        tensors[vocab] = np.frombuffer("\n".join(getattr(graph, vocab).names).encode(), np.uint8)
+    for name, split in graph.splits.items():
+        for field in ("triples", "confidential", "group"):
+            if (array := getattr(split, field)) is not None:
+                tensors[f"{name}.{field}"] = array
+    facts = {"schema": "tacit.graph-tensors/1", "fingerprint": graph.fingerprint}
+    save_tensors(path, tensors, facts | {"prefixes": json.dumps(dict(graph.prefixes))})
+
+
+def load_graph(path: Path) -> Graph:
+    """Read what `save_graph` wrote."""
+    tensors, metadata = load_tensors(path)
+    if metadata.get("schema") != "tacit.graph-tensors/1":
+        raise BadInput(f"{path}: found the schema {metadata.get('schema')!r}; expected 'tacit.graph-tensors/1'.")
+    try:
+        vocabs = [
+            Vocab(tensors[name].numpy().tobytes().decode().split("\n") if len(tensors[name]) else ())
+            for name in ("entities", "relations", "groups")
+        ]
+        splits = []
+        for name in SPLITS:
+            fields = [tensors.get(f"{name}.{field}") for field in ("triples", "confidential", "group")]
+            splits.append(Split(*(None if field is None else field.numpy() for field in fields)))  # type: ignore[arg-type]
+        train, valid, test = splits
+        prefixes = json.loads(metadata["prefixes"])
+        graph = Graph(vocabs[0], vocabs[1], train, valid, test, groups=vocabs[2], prefixes=prefixes)
+    except (LookupError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: holds no whole graph ({type(error).__name__}).") from None
+    if graph.fingerprint != metadata.get("fingerprint"):
+        raise BadInput(f"{path}: does not hold the graph it says it does: the file is damaged.")
+    return graph

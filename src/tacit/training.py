@@ -1,0 +1,269 @@
+"""Training: epochs over all parties at once, validation, early stopping that gives back the best.
+
+`Fit` is the state of a training that parties do each by itself (one party, or several that never meet); federations
+drive `Fit.epoch` round by round. Everything it needs to go on is in `state`, and every draw is a function of counters
+that are part of it, so that a resumed training ends exactly where an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.cohort import Cohort
+from tacit.errors import TacitError
+from tacit.evaluation.ranking import Metrics, rank
+from tacit.examples import Examples
+from tacit.graph import Graph, SplitName
+from tacit.kernels import KERNELS, Objective, Plain
+from tacit.losses import KVsAll
+from tacit.models import Layout, Tables
+from tacit.models.model import Model
+from tacit.models.tables import Prior, relation_weights
+from tacit.settings import Settings
+
+LOG = logging.getLogger(__name__)
+Tensor = Any
+Event = dict[str, Any]
+LOOK = 64
+"""Losses are looked at every so many steps: looking makes a GPU wait."""
+
+
+class Diverged(TacitError):
+    """The loss, or a row, is not a number any more."""
+
+    def __init__(self, what: str, step: int, epoch: int, settings: Settings):
+        self.step, self.epoch = step, epoch
+        rate = settings.optimizer.learning_rate
+        super().__init__(
+            f"{what} at step {step:,} (epoch {epoch:,}). The usual cause is a learning rate that is too high: it is "
+            f"{rate:g}, try {rate / 10:g}. Rows that begin too large (scorer.init_scale), or a product scorer "
+            "without a regulariser, do the same."
+        )
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What an epoch did: each party's mean loss (NaN: it rested); steps, examples and seconds of all of them."""
+
+    loss: tuple[float, ...]
+    steps: int
+    examples: int
+    seconds: float
+
+
+class Fit:
+    """A training of one party, or of several at once that do not meet.
+
+    Parameters
+    ----------
+    graphs
+        One per party.
+    numbers
+        Each party's number in every draw; a party alone and the same party in a cohort have the same.
+    tables
+        Rows to begin with; default: drawn.
+    weights
+        Relation weights for a scorer that needs statistics; default: from the parties' own training triples.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        graphs: Sequence[Graph],
+        *,
+        numbers: Sequence[int] | None = None,
+        tables: Tables | None = None,
+        prior: Prior | None = None,
+        weights: Sequence[Tensor] | None = None,
+        pairs: Sequence[np.ndarray] | None = None,
+        kernel: str = "reference",
+        device: str | None = None,
+    ):
+        for graph in graphs:
+            if not len(graph.train):
+                raise TacitError("there is nothing to train on: a graph has no training triples")
+        self.settings, self.graphs = settings, tuple(graphs)
+        self.device = torch.device(device or chosen_device(settings.training.device))
+        twice = 2 if settings.training.reciprocal else 1
+        self.layout = Layout(
+            tuple(len(graph.entities) for graph in graphs),
+            tuple(twice * len(graph.relations) for graph in graphs),
+            tuple(numbers or range(len(graphs))),
+        )
+        scorer, dim = settings.scorer, settings.dim
+        if tables is None:
+            if scorer.statistics and weights is None:
+                weights = [relation_weights(graph).repeat(twice) for graph in graphs]
+            tables = Tables.begin(scorer, dim, self.layout, seed=settings.seed, weights=weights)
+        tables = tables.like(lambda tensor: tensor.to(self.device))
+        self.prior = prior
+        self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
+        self.kernel = KERNELS[kernel](Objective(scorer, settings.loss, settings.regulariser, prior), self.layout)
+        self.examples = Examples(
+            graphs,
+            self.layout,
+            settings.training,
+            settings.negatives,
+            seed=settings.seed,
+            queries=isinstance(settings.loss, KVsAll),
+            pairs=pairs,
+            widths=scorer.widths(dim),
+            device=self.device,
+        )
+        self.best = tables.like(torch.clone)
+        parties = len(graphs)
+        self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
+        self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def epoch(self, active: np.ndarray | None = None) -> EpochReport:
+        """Every active party goes once through its triples, or until it has no steps left."""
+        cohort, began = self.cohort, time.perf_counter()
+        wanted = torch.from_numpy(~self.finished if active is None else active).to(self.device)
+        limit = self.settings.training.steps
+        most = None if limit is None else torch.full_like(cohort.steps, limit)
+        total = torch.zeros(len(self.layout), dtype=torch.float64, device=self.device)
+        count, losses, steps = torch.zeros_like(total), [], 0
+        first = cohort.steps.clone()
+        for step in self.examples.epoch(cohort.epochs, cohort.steps, wanted, most):
+            loss, _ = self.kernel.accumulate(cohort.tables, step.chunk, Plain(), cohort.gradients)
+            cohort.finish(step.divisor, step.active)
+            total.index_add_(0, step.chunk.party, loss.double())
+            count.index_add_(0, step.chunk.party, torch.ones_like(loss, dtype=torch.float64))
+            losses.append(loss.sum())
+            steps += 1
+            if len(losses) == LOOK:
+                self._look(losses, steps, first)
+        self._look(losses, steps, first)
+        cohort.epochs += wanted
+        mean = (total / count).tolist()
+        examples = int(count.sum())
+        return EpochReport(tuple(mean), steps, examples, time.perf_counter() - began)
+
+    def _look(self, losses: list[Tensor], steps: int, first: Tensor) -> None:
+        """Stop at the first loss that is not finite."""
+        if not losses:
+            return
+        finite = torch.stack(losses).isfinite().tolist()
+        if not all(finite):
+            at = int(first.max()) + steps - len(finite) + finite.index(False) + 1
+            raise Diverged("the loss is not finite", at, int(self.cohort.epochs.max()) + 1, self.settings)
+        losses.clear()
+
+    def check_rows(self) -> None:
+        """Refuse to go on, and to be saved, with rows that are not finite."""
+        for name, tensor in self.cohort.tables.tensors().items():
+            if not bool(tensor.isfinite().all()):
+                epochs, steps = int(self.cohort.epochs.max()), int(self.cohort.steps.max())
+                raise Diverged(f"the {name} table holds values that are not finite", steps, epochs, self.settings)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def model(self, party: int = 0, *, best: bool = True) -> Model:
+        """A party's model as it is, or as it was when validation was best."""
+        tables = (self.best if best else self.cohort.tables).party(self.layout, party)
+        prior = self.prior
+        if prior is not None:
+            rows, columns = self.layout.rows("relation", party), self.layout.entities[party]
+            prior = Prior(prior.tails[rows, :columns], prior.heads[rows, :columns], prior.scale)
+        return Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
+
+    def evaluate(self, split: SplitName, *, best: bool = True) -> list[Metrics]:
+        """Each party's link prediction among its own entities; a party without such triples has a count of 0."""
+        return [evaluated(self.model(party, best=best), graph, split, self.settings)
+                for party, graph in enumerate(self.graphs)]  # fmt: skip
+
+    def validate(self) -> list[Metrics]:
+        """Rank the validation triples; keep what is better than ever before, and stop who has waited long enough.
+
+        Without validation triples the latest is the best.
+        """
+        epochs, found = self.cohort.epochs.cpu().numpy(), self.evaluate("valid", best=False)
+        for party, metrics in enumerate(found):
+            if self.finished[party]:
+                continue
+            if metrics.count and not metrics.mrr > self.best_mrr[party]:
+                self.waited[party] += 1
+                self.finished[party] = self.waited[party] >= self.settings.evaluation.patience
+                continue
+            self.waited[party], self.best_epoch[party] = 0, epochs[party]
+            self.best_mrr[party] = metrics.mrr if metrics.count else -np.inf
+            now, kept = (t.party(self.layout, party) for t in (self.cohort.tables, self.best))
+            for name, tensor in kept.tensors().items():
+                tensor.copy_(now.tensors()[name])
+        return found
+
+    def run(self, on_event: Callable[[Event], None], checkpoint: Callable[[], None] | None = None) -> None:
+        """Train until every party has had its epochs or steps, or validation has not improved for long enough."""
+        training, evaluation = self.settings.training, self.settings.evaluation
+        save_every = training.checkpoint_every or evaluation.every
+        while not self.finished.all():
+            report = self.epoch()
+            number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()
+            on_event({"event": "epoch", "epoch": number, "loss": _listed(report.loss), "steps": int(steps.max()),
+                      "examples": report.examples, "seconds": round(report.seconds, 4)})  # fmt: skip
+            done = self.cohort.epochs.cpu().numpy() >= training.epochs
+            if training.steps is not None:
+                done |= steps >= training.steps
+            if number % evaluation.every == 0 or done.all():
+                self.check_rows()
+                began = time.perf_counter()
+                found = self.validate()
+                seconds = round(time.perf_counter() - began, 4)
+                on_event({"event": "validation", "epoch": number, "mrr": _listed([m.mrr for m in found]),
+                          "hits10": _listed([m.hits10 for m in found]), "best": _listed(self.best_mrr.tolist()),
+                          "best_epoch": self.best_epoch.tolist(), "seconds": seconds})  # fmt: skip
+            self.finished |= done
+            if checkpoint is not None and (number % save_every == 0 or self.finished.all()):
+                self.check_rows()
+                checkpoint()
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a resumed training needs."""
+        kept = {f"best.{name}": tensor for name, tensor in self.best.tensors().items()}
+        early = {"best_mrr": self.best_mrr, "best_epoch": self.best_epoch, "waited": self.waited}
+        early |= {"finished": self.finished}
+        return self.cohort.state() | kept | {name: torch.from_numpy(array.copy()) for name, array in early.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        self.cohort.load(state)
+        for name, tensor in self.best.tensors().items():
+            tensor.copy_(state[f"best.{name}"])
+        for name in ("best_mrr", "best_epoch", "waited", "finished"):
+            setattr(self, name, state[name].numpy().copy())
+
+
+def evaluated(model: Model, graph: Graph, split: SplitName, settings: Settings) -> Metrics:
+    """Link prediction on a split, by the settings' sides and ties, filtered against all splits."""
+    wanted = settings.evaluation
+    triples, known = graph.splits[split].triples, graph.statements.triples
+    ranks = rank(model, triples, known, sides=wanted.sides, memory_mb=wanted.memory_mb)
+    return ranks.metrics(wanted.ties)
+
+
+def chosen_device(name: str) -> str:
+    """The device that `auto` means here; one that is asked for and not there is an error."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise TacitError(f"the device is cpu, cuda or auto, not {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise TacitError("there is no GPU that torch can use: set training.device to cpu or auto")
+    return name
+
+
+def _listed(values: Any) -> list[float | None]:
+    """JSON has no NaN and no infinity."""
+    return [float(value) if np.isfinite(value) else None for value in values]
