@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads torch: see tacit/__init__.py
+
 import hypothesis
 import pytest
 

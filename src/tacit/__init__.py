@@ -1,6 +1,7 @@
 """Tacit: learn knowledge-graph embeddings from graphs that may not be shown to each other."""
 
 import logging
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from tacit.inspection import inspect
     from tacit.marking import group, mark, select
     from tacit.parties import Parties, partition, pool
+    from tacit.run import Run, train
+    from tacit.settings import Settings
     from tacit.sources import import_graph, read_mapping
 
 __version__ = "0.1.0"
@@ -18,6 +21,8 @@ __all__ = [
     "BadInput",
     "Graph",
     "Parties",
+    "Run",
+    "Settings",
     "TacitError",
     "group",
     "import_graph",
@@ -29,10 +34,14 @@ __all__ = [
     "read_mapping",
     "read_parties",
     "select",
+    "train",
     "write_graph",
     "write_parties",
 ]
 
+# Where other work has the cores, OpenMP threads that wait by spinning make torch twenty times slower; waiting in their
+# sleep costs nothing that we could measure. It takes effect if torch is not loaded yet.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # Imported when first used: a GPU box or an air-gapped machine has torch and NumPy, and maybe nothing else.
@@ -40,6 +49,8 @@ _HOME = {
     "BadInput": "errors",
     "Graph": "graph",
     "Parties": "parties",
+    "Run": "run",
+    "Settings": "settings",
     "TacitError": "errors",
     "group": "marking",
     "import_graph": "sources",
@@ -51,6 +62,7 @@ _HOME = {
     "read_mapping": "sources",
     "read_parties": "files",
     "select": "marking",
+    "train": "run",
     "write_graph": "files",
     "write_parties": "files",
 }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue
 from tacit.folders import new_folder, seal
 from tacit.graph import Graph
 from tacit.models.model import Model, Queries
@@ -176,13 +176,10 @@ def _write_rows(model: Model, graph: Graph, folder: Path, format: Format) -> Non
 
 
 def _write_links(found: list[Prediction], graph: Graph, folder: Path) -> None:
-    from tacit.files import write_graph
-
-    if not found:
-        raise TacitError("the model predicts no link that the graph does not say already")
-    from dataclasses import replace
+    from tacit.files.rdf import n_triples
 
     made = Graph.from_triples([(p.head, p.relation, p.tail) for p in found])
-    write_graph(replace(made, prefixes=graph.prefixes), folder / "links.nt")
+    with open(folder / "links.nt", "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(n_triples(replace(made, prefixes=graph.prefixes), "train"))
     scores = "".join(f"{p.head}\t{p.relation}\t{p.tail}\t{p.score!r}\n" for p in found)
     (folder / "scores.tsv").write_text(scores, encoding="utf-8")

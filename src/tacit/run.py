@@ -33,6 +33,7 @@ from tacit.folders import PRIVATE, log_to, new_folder, read_json, seal, write_js
 from tacit.graph import Graph, SplitName
 from tacit.models import Tables
 from tacit.models.model import Model
+from tacit.prediction import Format, Prediction, export, predict
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, evaluated
@@ -87,11 +88,24 @@ class Run:
         """Link prediction on a split, with the run's own sides and ties."""
         return evaluated(self.model, self.graph, split, self.settings)
 
-    def predict(self, **question: Any) -> list[Any]:
-        """The most plausible answers by name: see `tacit.predict`."""
-        from tacit.prediction import predict
+    def predict(
+        self,
+        *,
+        head: str | None = None,
+        relation: str | None = None,
+        tail: str | None = None,
+        top: int = 10,
+        known: bool = False,
+    ) -> list[Prediction]:
+        """The most plausible answers, by name, for the part of (head, relation, tail) that is left out.
 
-        return predict(self, **question)
+        What the graph says already is left out too, unless `known`.
+        """
+        return predict(self.model, self.graph, head=head, relation=relation, tail=tail, top=top, known=known)
+
+    def export(self, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False) -> list[str]:
+        """Write the rows (npy, tsv, safetensors) or predicted links (nt) into a folder; the names of its files."""
+        return export(self.model, self.graph, path, format=format, top=top, force=force)
 
     def events(self) -> Iterator[Event]:
         """What happened in training, epoch by epoch."""

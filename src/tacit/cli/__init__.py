@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tacit import __version__, datasets
-from tacit.cli import show
+from tacit.cli import models, show
 from tacit.cli.data import data
 from tacit.cli.options import AsJson, Force
 from tacit.clinic import write_tables
@@ -33,6 +33,8 @@ app = typer.Typer(
     help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
 )
 app.add_typer(data, name="data")
+for command in (models.train, models.evaluate, models.predict, models.export):
+    app.command()(command)
 
 
 def _version(asked: bool) -> None:

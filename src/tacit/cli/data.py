@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,21 +14,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tacit import datasets
 from tacit.cli import show
-from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad
+from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, one_of, read_any, shares
 from tacit.errors import TacitError
 from tacit.files import (
     PARTIES,
-    BadRows,
     fill_parties,
-    holds_parties,
     read_graph,
     read_links,
-    read_parties,
     write_graph,
 )
 from tacit.files.graphs import MANIFEST, fill_folder
 from tacit.folders import log_to, new_folder
-from tacit.graph import SPLITS, Graph
+from tacit.graph import SPLITS
 from tacit.inspection import inspect
 from tacit.marking import confidential_share, group, mark, marked_per_relation, select
 from tacit.parties import METHODS, Parties, given, partition
@@ -37,7 +33,6 @@ from tacit.sources import Imported, import_graph, read_mapping
 from tacit.sources.mapping import shipped
 
 data = typer.Typer(no_args_is_help=True, help="Get graphs in, look at them, mark them, divide them.")
-EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
 
 
 @data.command("inspect")
@@ -57,7 +52,7 @@ def data_inspect(
 ) -> None:
     """Show what a graph holds and what is suspicious about it."""
     with show.busy(f"reading {path}", as_json):
-        found = _read(path, data, columns, separator, header, skip_bad)
+        found = read_any(path, data, columns, separator, header, skip_bad)
         views = [inspect(graph) for graph in (found if isinstance(found, Parties) else [found])]
         statistics = found.statistics() if isinstance(found, Parties) else {}
     if isinstance(found, Parties):
@@ -99,7 +94,8 @@ def data_partition(
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder), show.busy("dividing", as_json):
         sources = dict(map(_named_path, paths)) if by == "given" else dict(zip(paths, paths, strict=True))
         graphs = {
-            name: _one(_read(path, data, columns, separator, header, skip_bad), path) for name, path in sources.items()
+            name: one_of(read_any(path, data, columns, separator, header, skip_bad), path)
+            for name, path in sources.items()
         }
         if by == "given":
             if len(graphs) < 2 or len(graphs) < len(paths):
@@ -112,7 +108,7 @@ def data_partition(
             raise TacitError(f"--by {by} divides one graph. For several graphs and an --alignment, write --by given.")
         else:
             [graph] = graphs.values()
-            made = partition(graph, by, parts, seed=seed, share=share, split=_shares(split))  # type: ignore[arg-type]
+            made = partition(graph, by, parts, seed=seed, share=share, split=shares(split))  # type: ignore[arg-type]
         fill_parties(made, folder)
         statistics = made.statistics()
     if as_json:
@@ -139,7 +135,7 @@ def data_convert(
     if format not in ("tsv", "nt"):
         raise TacitError(f"--format is tsv or nt, not {format}.")
     with show.busy("converting", as_json):
-        graph = _one(_read(path, data, columns, separator, header, skip_bad), path)
+        graph = one_of(read_any(path, data, columns, separator, header, skip_bad), path)
         write_graph(graph, out_path, format=format, force=force)  # type: ignore[arg-type]
     if as_json:
         sizes = {name: len(split) for name, split in graph.splits.items()}
@@ -227,7 +223,7 @@ def data_mark(
     _write_or_look(out_path, dry_run)
     if not (relation or match or triples or share is not None or group_by or fresh):
         raise TacitError("Say what to mark: by --relation, --match, --triples or --share.")
-    graph = _one(_read(path, data, columns, separator, header, skip_bad), path)
+    graph = one_of(read_any(path, data, columns, separator, header, skip_bad), path)
     wanted = [triple for split in SPLITS for triple in read_graph(triples).named(split)] if triples else []
     patterns = [_part_and_pattern(text) for text in match or ()]
     chosen = select(graph, relations=relation or (), match=patterns, triples=wanted, share=share, seed=seed)
@@ -285,43 +281,7 @@ def _part_and_pattern(text: str) -> tuple[Any, str]:
     return part, pattern
 
 
-def _read(
-    path: str, data: Path | None, columns: str | None, separator: str | None, header: bool | None, skip_bad: bool
-) -> Graph | Parties:
-    """What `path` means: a file or folder if there is one, else a name."""
-    if path in EMBEDDED and not Path(path).exists():
-        return datasets.clinic(EMBEDDED[path])  # type: ignore[arg-type]
-    if path in datasets.BENCHMARKS and not Path(path).exists():
-        return datasets.load(path, data)
-    bad_rows: BadRows = "skip" if skip_bad else "refuse"
-    if holds_parties(Path(path)):
-        return read_parties(path, bad_rows=bad_rows)
-    wanted: list[str | int] | None = None
-    if columns:
-        names = [name.strip() for name in columns.split(",")]
-        wanted = [int(name) if re.fullmatch("[0-9]{1,4}", name) else name for name in names]
-    between = separator.replace("\\t", "\t") if separator else None
-    return read_graph(path, columns=wanted, separator=between, header=header, bad_rows=bad_rows)
-
-
-def _one(found: Graph | Parties, path: str) -> Graph:
-    if isinstance(found, Parties):
-        raise TacitError(
-            f"{path} holds {len(found)} parties; one graph is needed here. Name one of them: {', '.join(found.names)}."
-        )
-    return found
-
-
 def _named_path(argument: str) -> tuple[str, str]:
     """NAME=PATH, or a path whose file or folder gives the name."""
     name, equals, path = argument.partition("=")
     return (name, path) if equals and "/" not in name else (Path(argument).name.split(".")[0], argument)
-
-
-def _shares(text: str | None) -> Any:
-    if text is None or text == "keep":
-        return text
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise TacitError(f"--split is 'keep' or three shares such as 0.8,0.1,0.1; not {text!r}.") from None

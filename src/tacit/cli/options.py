@@ -1,11 +1,20 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the reading of what they say."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from tacit import datasets
+from tacit.errors import TacitError
+from tacit.files import BadRows, holds_parties, read_graph, read_parties
+from tacit.graph import Graph
+from tacit.parties import Parties
+
+EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
@@ -22,3 +31,41 @@ Header = Annotated[
     typer.Option(help="The first row holds names of columns. Default: if it names head, relation and tail."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in the same place.")]
+
+
+def read_any(
+    path: str, data: Path | None, columns: str | None, separator: str | None, header: bool | None, skip_bad: bool
+) -> Graph | Parties:
+    """What `path` means: a file or folder if there is one, else a name."""
+    if path in EMBEDDED and not Path(path).exists():
+        return datasets.clinic(EMBEDDED[path])  # type: ignore[arg-type]
+    if path in datasets.BENCHMARKS and not Path(path).exists():
+        return datasets.load(path, data)
+    bad_rows: BadRows = "skip" if skip_bad else "refuse"
+    if holds_parties(Path(path)):
+        return read_parties(path, bad_rows=bad_rows)
+    wanted: list[str | int] | None = None
+    if columns:
+        names = [name.strip() for name in columns.split(",")]
+        wanted = [int(name) if re.fullmatch("[0-9]{1,4}", name) else name for name in names]
+    between = separator.replace("\\t", "\t") if separator else None
+    return read_graph(path, columns=wanted, separator=between, header=header, bad_rows=bad_rows)
+
+
+def one_of(found: Graph | Parties, path: str) -> Graph:
+    """The one graph that a command works on."""
+    if isinstance(found, Parties):
+        raise TacitError(
+            f"{path} holds {len(found)} parties; one graph is needed here. Name one of them: {', '.join(found.names)}."
+        )
+    return found
+
+
+def shares(text: str | None) -> Any:
+    """What --split says."""
+    if text is None or text == "keep":
+        return text
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise TacitError(f"--split is 'keep' or three shares such as 0.8,0.1,0.1; not {text!r}.") from None

@@ -267,7 +267,7 @@ class _Counting:
         pairs = self.allowed[first:last]
         width = candidates.stop - candidates.start
         relations, place = self.relation[index].unique(return_inverse=True)
-        row = torch.searchsorted(relations, pairs[:, 0]).clamp(max=len(relations) - 1)
+        row = torch.searchsorted(relations, pairs[:, 0].contiguous()).clamp(max=len(relations) - 1)
         wanted = relations[row] == pairs[:, 0]
         fits = torch.zeros(len(relations), width, dtype=torch.bool, device=entity.device)
         fits[row[wanted], pairs[wanted, 1] - candidates.start] = True

@@ -1,0 +1,337 @@
+"""`tacit train`, `evaluate`, `predict`, `export`: one graph, one model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tacit.cli import show
+from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
+from tacit.errors import BadInput, TacitError, excerpt
+from tacit.evaluation import classify_entities, classify_triples, cluster_agreement, rank, typed_candidates
+from tacit.evaluation.ranking import Metrics
+from tacit.graph import SPLITS, Graph
+from tacit.models.model import Model
+from tacit.parties import Parties, partition, pool
+from tacit.prediction import FORMATS
+from tacit.run import Run, create, write_plan
+from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
+from tacit.training import Event, evaluated
+
+RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
+COLUMNS = ("mrr", "hits1", "hits3", "hits10", "mr", "amri")
+
+
+def train(
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A file, a folder, the name of a benchmark, or clinic-small or clinic-demo."),
+    ] = None,
+    out_path: Annotated[Path | None, typer.Option("--out", help="The folder of the run. Default: runs/NAME.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Do not train: write what another machine needs to, into this folder.")
+    ] = None,
+    scorer: Annotated[str | None, typer.Option(help="transe, rotate, complex, ... (scorer.name)")] = None,
+    dim: Annotated[int | None, typer.Option(help="Numbers per row, or complex numbers. (scorer.dim)")] = None,
+    loss: Annotated[str | None, typer.Option(help="self-adversarial, softmax, ... (loss.name)")] = None,
+    negatives: Annotated[int | None, typer.Option(help="Negatives per triple. (negatives.count)")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adagrad, sgd, sparse-adam. (optimizer.name)")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")] = None,
+    batch: Annotated[int | None, typer.Option(help="Triples per step. (training.batch)")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most. (training.epochs)")] = None,
+    steps: Annotated[int | None, typer.Option(help="At most. (training.steps)")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")] = None,
+    every: Annotated[int | None, typer.Option(help="Epochs between validations. (evaluation.every)")] = None,
+    patience: Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="For ranking. (evaluation.memory_mb)")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Shares of train, valid and test, such as 0.8,0.1,0.1, for a graph without.")
+    ] = None,
+    party: Annotated[str | None, typer.Option(help="Of a folder of parties: train on this one alone.")] = None,
+    pooled: Annotated[bool, typer.Option("--pool", help="Of a folder of parties: train on all, in one place.")] = False,
+    columns: Columns = None,
+    separator: Separator = None,
+    header: Header = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model of one graph, and keep the one that was best on validation."""
+    local = locals()
+    if resume is not None:
+        if given := [flag for flag in (*FLAGS, "path", "out_path", "config", "plan", "assignments") if local[flag]]:
+            raise TacitError(f"--resume goes on with a run as it is: {given[0].replace('_', '-')} cannot change it.")
+        _train(Run.open(resume), as_json)
+        return
+    written = read_settings(config) if config else {}
+    about = _graph_section(written.pop("graph", {}))
+    layers = [written, *(parse_assignment(text) for text in assignments or ())]
+    settings = Settings.make(combine(*layers, from_flags({flag: local[flag] for flag in FLAGS})))
+    path = path or about.get("path")
+    if path is None:
+        raise TacitError("Say what to train on: a path, or [graph] path in the --config file.")
+    with show.busy(f"reading {path}", as_json):
+        found = read_any(path, data, columns, separator, header, skip_bad)
+        graph = _trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
+        wanted = shares(split) if split is not None else about.get("split")
+        if wanted not in (None, "keep"):
+            graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
+    if plan is not None:
+        write_plan(graph, settings, plan, force=force)
+        command = f"python -m tacit.run {plan / 'plan.json'}"
+        if as_json:
+            print(json.dumps({"plan": str(plan), "command": command}))
+        else:
+            show.say(f"Written to {plan}. Where NumPy, torch and tacit are: {command}")
+        return
+    out = out_path or Path("runs") / settings.name
+    _train(create(graph, settings, out, force=force), as_json)
+
+
+def _graph_section(given: Any) -> dict[str, Any]:
+    known = {"path": str, "party": str, "pool": bool, "split": list}
+    if not isinstance(given, dict):
+        raise BadInput("[graph] is a section with keys: path, party, pool, split.")
+    for key, value in given.items():
+        if key not in known:
+            raise BadInput(f"there is no setting 'graph.{key}'. There are: {', '.join(known)}.")
+        if not isinstance(value, known[key]):
+            raise BadInput(f"found {excerpt(repr(value))} as graph.{key}; expected a {known[key].__name__}.")
+    return given
+
+
+def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:
+    if not isinstance(found, Parties):
+        if party or pooled:
+            raise TacitError(f"{path} is one graph: leave out --party and --pool.")
+        return found
+    if pooled:
+        return pool(found)
+    if party is not None:
+        if party not in found.names:
+            raise TacitError(f"{path} has no party {party!r}. There are: {', '.join(found.names)}.")
+        return found[found.names.index(party)]
+    raise TacitError(
+        f"{path} holds {len(found)} parties. Train on one by --party ({', '.join(found.names)}), or on all of them in "
+        "one place by --pool."
+    )
+
+
+def _train(run: Run, as_json: bool) -> None:
+    began = time.perf_counter()
+    try:
+        with _bar(run.settings, as_json) as on_event:
+            run.train(on_event)
+    except KeyboardInterrupt:
+        show.say(f"\nStopped. Go on with: tacit train --resume {run.path}")
+        raise typer.Exit(130) from None
+    seconds = time.perf_counter() - began
+    baselines = {s: evaluated(Model.popular(run.graph), run.graph, s, run.settings) for s in run.metrics}  # type: ignore[arg-type]
+    best = json.loads((run.path / "private" / "metrics.json").read_text())["best_epoch"] if run.path else None
+    if as_json:
+        facts = {split: metrics.json() for split, metrics in run.metrics.items()}
+        popular = {split: metrics.json() for split, metrics in baselines.items()}
+        print(json.dumps({"out": str(run.path), "best_epoch": best, "seconds": round(seconds, 2), "epsilon": None}
+                         | {"metrics": facts, "popularity": popular}))  # fmt: skip
+        return
+    rows = [(split, *_numbers(metrics)) for split, metrics in run.metrics.items()]
+    rows += [(f"{split}, by popularity alone", *_numbers(metrics)) for split, metrics in baselines.items()]
+    settings = run.settings.evaluation
+    title = f"Filtered ranks, sides: {settings.sides}, ties: {settings.ties}"
+    if rows:
+        show.table("split", *COLUMNS, rows=rows, title=title)
+    else:
+        show.warn(["there are no validation and test triples, so nothing is measured: --split 0.8,0.1,0.1 makes some"])
+    show.say(f"Best at epoch {best}; {seconds:.1f} s. Not private: the rows tell of the triples.")
+    show.say(f"Kept in {run.path}. To try next: tacit evaluate {run.path} --per-relation")
+
+
+def _numbers(metrics: Metrics) -> tuple[str, ...]:
+    return tuple(f"{getattr(metrics, name):.4f}" if name != "mr" else f"{metrics.mr:.1f}" for name in COLUMNS)
+
+
+@contextmanager
+def _bar(settings: Settings, quiet: bool) -> Iterator[Any]:
+    """A progress bar on a terminal, with loss, speed, validation MRR and time left; nothing anywhere else."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda event: None
+        return
+    columns = (
+        TextColumn("epoch {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[speed]} examples/s"),
+        TextColumn("valid MRR {task.fields[mrr]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=settings.training.epochs, loss="-", speed="-", mrr="-")
+
+        def on_event(event: Event) -> None:
+            if event["event"] == "epoch":
+                [loss] = event["loss"]
+                speed = f"{event['examples'] / max(event['seconds'], 1e-9):,.0f}"
+                bar.update(task, completed=event["epoch"], loss="-" if loss is None else f"{loss:.4f}", speed=speed)
+            elif event["mrr"][0] is not None:
+                bar.update(task, mrr=f"{event['mrr'][0]:.4f} (best {event['best'][0]:.4f})")
+
+        yield on_event
+
+
+def evaluate(
+    path: RunPath,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    sides: Annotated[str | None, typer.Option(help="tails, heads or both. Default: the run's.")] = None,
+    ties: Annotated[str | None, typer.Option(help="realistic, optimistic, pessimistic. Default: the run's.")] = None,
+    per_relation: Annotated[bool, typer.Option("--per-relation", help="A line for each relation.")] = False,
+    typed: Annotated[
+        bool, typer.Option("--typed", help="Rank only among entities the relation has in train on that side.")
+    ] = False,
+    classify: Annotated[bool, typer.Option("--classify", help="Tell true triples from corrupted ones, too.")] = False,
+    probe: Annotated[
+        Path | None, typer.Option(help="A file of entity, tab, class: how well a linear probe tells classes.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run: do its embeddings make the same clusters (NMI)?")
+    ] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="For ranking. Default: the run's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank the true answers among all entities; classify, probe and compare if asked."""
+    run = Run.open(path)
+    wanted, graph = run.settings.evaluation, run.graph
+    if split not in SPLITS:
+        raise TacitError(f"--split is train, valid or test; not {split!r}.")
+    if not len(graph.splits[split]):
+        raise TacitError(f"{path}: its graph has no {split} triples.")
+    order = ties or wanted.ties
+    with show.busy("ranking", as_json):
+        ranks = {
+            label: rank(
+                model,
+                graph.splits[split].triples,
+                graph.statements.triples,
+                sides=sides or wanted.sides,  # type: ignore[arg-type]
+                memory_mb=memory_mb or wanted.memory_mb,
+                typed=typed_candidates(graph) if typed else None,
+            )
+            for label, model in (("model", run.model), ("popularity", Model.popular(graph)))
+        }
+    overall = {label: found.metrics(order) for label, found in ranks.items()}  # type: ignore[arg-type]
+    by_side = ranks["model"].by_side(order)  # type: ignore[arg-type]
+    by_relation = {graph.relations[r]: m for r, m in ranks["model"].by_relation(order).items()}  # type: ignore[arg-type]
+    facts: dict[str, Any] = {
+        "run": str(path),
+        "split": split,
+        "sides": sides or wanted.sides,
+        "ties": order,
+        "filtered": True,
+    }
+    facts |= {"typed": typed} | {label: metrics.json() for label, metrics in overall.items()}
+    facts |= {"by_side": {side: metrics.json() for side, metrics in by_side.items()}}
+    if per_relation:
+        facts["by_relation"] = {name: metrics.json() for name, metrics in by_relation.items()}
+    if classify:
+        found = classify_triples(run.model, graph, seed=run.settings.seed)
+        facts["classification"] = {"accuracy": found.accuracy, "count": found.count}
+    if probe is not None:
+        facts["probe"] = asdict(_probe(run, probe))
+    if compare is not None:
+        facts["cluster_agreement"] = _compared(run, Run.open(compare))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    rows = [(label, *_numbers(metrics), metrics.count) for label, metrics in (*overall.items(), *by_side.items())]
+    title = f"{split}: filtered ranks{' among fitting types' if typed else ''}, ties: {order}"
+    show.table("", *COLUMNS, "questions", rows=rows, title=title)
+    if per_relation:
+        lines = sorted(by_relation.items(), key=lambda item: -item[1].count)
+        show.table("relation", *COLUMNS, "questions", rows=[(n, *_numbers(m), m.count) for n, m in lines])
+    if classify:
+        show.say(f"Triple classification: accuracy {facts['classification']['accuracy']:.4f}")
+    if probe is not None:
+        found_probe = facts["probe"]
+        show.say(
+            f"Linear probe: accuracy {found_probe['accuracy']:.4f}, macro F1 {found_probe['macro_f1']:.4f} on "
+            f"{found_probe['count']:,} entities; always the commonest class: {found_probe['majority']:.4f}"
+        )
+    for k, agreement in facts.get("cluster_agreement", {}).items():
+        show.say(f"{k} clusters: normalised mutual information {agreement:.4f}")
+
+
+def _probe(run: Run, file: Path) -> Any:
+    """Fit on four of five entities in the order of their names, score on the fifth."""
+    ids, classes = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        name, tab, label = line.partition("\t")
+        if not tab or not label:
+            raise BadInput(f"{file}:{number}: found {excerpt(line)}; expected an entity, a tab, its class.")
+        ids.append(run.graph.entities.id(name))
+        classes.append(label)
+    order = np.argsort(ids)
+    rows, labels = np.array(ids)[order], np.unique(np.array(classes)[order], return_inverse=True)[1]
+    return classify_entities(run.model.tables.entity[rows], labels, train=np.arange(len(rows)) % 5 != 4)
+
+
+def _compared(run: Run, other: Run) -> dict[int, float]:
+    there = run.graph.entities.positions(other.graph.entities)
+    common = np.flatnonzero(there >= 0)
+    if len(common) < 4:
+        raise TacitError("the two runs have fewer than four entities in common: there is nothing to cluster")
+    return cluster_agreement(run.model.tables.entity[common].cpu(), other.model.tables.entity[there[common]].cpu())
+
+
+def predict(
+    path: RunPath,
+    head: Annotated[str | None, typer.Option(help="The head, if it is known.")] = None,
+    relation: Annotated[str | None, typer.Option(help="The relation, if it is known.")] = None,
+    tail: Annotated[str | None, typer.Option(help="The tail, if it is known.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many answers.")] = 10,
+    known: Annotated[bool, typer.Option("--known", help="Also answers that the graph has already.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The most plausible answers, by name, for the one part of a triple that is left out."""
+    found = Run.open(path).predict(head=head, relation=relation, tail=tail, top=top, known=known)
+    if as_json:
+        print(json.dumps([asdict(answer) for answer in found], ensure_ascii=False))
+        return
+    rows = [(a.head, a.relation, a.tail, f"{a.score:.4f}", "known" if a.known else "") for a in found]
+    show.table("head", "relation", "tail", "score", "", rows=rows)
+
+
+def export(
+    path: RunPath,
+    out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    format: Annotated[str, typer.Option(help="; ".join(f"{k}: {v}" for k, v in FORMATS.items()))] = "npy",
+    top: Annotated[int, typer.Option(min=1, help="For nt: links per relation.")] = 100,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows with their names, or the links a model predicts."""
+    run = Run.open(path)
+    with show.busy("writing", as_json):
+        files = run.export(out_path, format=format, top=top, force=force)  # type: ignore[arg-type]
+    if as_json:
+        print(json.dumps({"out": str(out_path), "files": files, "epsilon": None}))
+        return
+    show.say(f"Written to {out_path}: {', '.join(files)}.")
+    show.warn(["trained without privacy: whoever gets these can learn of the triples they were trained on"])
