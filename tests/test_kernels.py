@@ -199,7 +199,8 @@ class Case:
 
     def units(self):
         """The examples of each unit that are there."""
-        found = [[] for _ in range(int(self.chunk.unit.max()) + 1 if len(self.chunk) else 0)]
+        there = self.chunk.unit[self.chunk.weight != 0].tolist()
+        found = [[] for _ in range(max(there, default=-1) + 1)]
         for i in range(len(self.chunk)):
             if self.chunk.weight[i] != 0:
                 found[int(self.chunk.unit[i])].append(i)

@@ -663,7 +663,7 @@ def test_sizes_are_moduli_where_numbers_are_complex(name, dim, batch, seed):
             expected.append([math.sqrt(abs(q[0][0]) ** 2 + abs(q[0][1]) ** 2) for q in quaternions(row)])
         else:
             expected.append([abs(x) for x in row])
-    sizes = scorer.magnitudes(rows)
+    sizes = scorer.magnitudes("entity", rows)
     close(sizes, exact(expected, batch, len(expected[0]) if batch else sizes.shape[-1]))
     close(N3(0.5).of(sizes), exact([0.5 * sum(x**3 for x in row) for row in expected], batch))
 
@@ -673,7 +673,7 @@ def test_sizes_of_nothing_have_no_gradient(name):
     scorer = SCORERS[name]()
     rows = torch.zeros(1, scorer.widths(2)[0], dtype=torch.float64, requires_grad=True)
     for regulariser in (L2(1.0), N3(1.0)):
-        gradient = torch.autograd.grad(regulariser.of(scorer.magnitudes(rows)).sum(), rows)[0]
+        gradient = torch.autograd.grad(regulariser.of(scorer.magnitudes("entity", rows)).sum(), rows)[0]
         assert (gradient == 0).all()
 
 

@@ -680,8 +680,8 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error(monkeypatch):
 
 def test_tensor_files_are_safetensors(tmp_path):
     official = pytest.importorskip("safetensors.torch", reason="the safetensors package is not installed")
-    tensors = {"b": torch.ones(3, 4), "a": torch.arange(5), "empty": torch.zeros(0, 2), "one": torch.tensor(2.5).double(),
-               "flag": torch.tensor([True, False])}  # fmt: skip
+    tensors = {"b": torch.ones(3, 4), "a": torch.arange(5), "empty": torch.zeros(0, 2)}
+    tensors |= {"one": torch.tensor(2.5).double(), "flag": torch.tensor([True, False])}
     save_tensors(tmp_path / "ours", tensors, {"note": "né"})
     theirs = official.load_file(tmp_path / "ours")
     official.save_file(tensors, tmp_path / "theirs", {"note": "né"})

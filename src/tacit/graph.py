@@ -51,9 +51,10 @@ class UnknownName(TacitError, KeyError):
     """A name that the vocabulary does not hold; the message offers the nearest that it does."""
 
     def __init__(self, name: str, known: Sequence[str]):
-        near = get_close_matches(name, known[:200_000], n=3) or [
-            other for other in known[:200_000] if name.casefold() in other.casefold()
-        ][:3]
+        near = (
+            get_close_matches(name, known[:200_000], n=3)
+            or [other for other in known[:200_000] if name.casefold() in other.casefold()][:3]
+        )
         self.message = f"no such name: {excerpt(name)}." + (
             f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         )

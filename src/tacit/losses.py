@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
 from tacit.errors import BadValue
 
@@ -47,7 +47,7 @@ class SelfAdversarial(Loss):
         with torch.no_grad():
             weights = torch.softmax((self.alpha * negative).masked_fill(~present, float("-inf")), -1)
             weights = torch.where(present, weights, 0.0)  # all absent: softmax has nothing to share out
-        return -logsigmoid(positive), (weights * softplus(negative)).sum(-1)
+        return -logsigmoid(positive), (-weights * logsigmoid(-negative)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Logistic(Loss):
     """
 
     def __call__(self, positive: Tensor, negative: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        return -logsigmoid(positive), _mean(softplus(negative), present)
+        return -logsigmoid(positive), _mean(-logsigmoid(-negative), present)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class KVsAll(Loss):
         entities = scores.shape[-1]
         if self.entropy == "binary":
             labels = (1 - self.smoothing) * labels + self.smoothing / entities
-            return (softplus(scores) - labels * scores).mean(-1)
+            return (-logsigmoid(-scores) - labels * scores).mean(-1)
         labels = labels / labels.sum(-1, keepdim=True)
         labels = (1 - self.smoothing) * labels + self.smoothing / entities
         return torch.logsumexp(scores, -1) - (labels * scores).sum(-1)

@@ -88,6 +88,7 @@ class Adam(Optimizer):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         mean = torch.lerp(memory[0], gradient, 1 - self.beta1)
         square = self.beta2 * memory[1] + (1 - self.beta2) * gradient.square()
+        step = step.double()  # in float32 the first corrections would be off in the sixth digit
         first, second = 1 - self.beta1**step, (1 - self.beta2**step).sqrt()
         update = mean / (square.sqrt() / second.to(rows.dtype) + self.eps)
         return rows - (self.learning_rate / first).to(rows.dtype) * update, (mean, square)
@@ -95,7 +96,10 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class SparseAdam(Adam):
-    """Adam that moves only the rows a step touched: for tables too large to move all of."""
+    """Adam that moves only the rows a step touched: for tables too large to move all of.
+
+    As torch's SparseAdam, but for eps, which is added after the second moment is corrected, as in Adam.
+    """
 
     refused = "the rows it moves are the rows of the triples that were drawn"
     touched_only = True

@@ -33,10 +33,11 @@ from tacit.folders import PRIVATE, log_to, new_folder, read_json, seal, write_js
 from tacit.graph import Graph, SplitName
 from tacit.models import Tables
 from tacit.models.model import Model
+from tacit.negatives import PublicPairs
 from tacit.prediction import Format, Prediction, export, predict
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
-from tacit.training import Event, Fit, evaluated
+from tacit.training import Event, Fit, chosen_device, evaluated
 
 LOG = logging.getLogger(__name__)
 SCHEMA, CHECKPOINT = "tacit.run/1", "tacit.checkpoint/1"
@@ -193,6 +194,13 @@ class Run:
 
 def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
     """A run folder that is ready to train: whole, or not there."""
+    chosen_device(settings.training.device)
+    if not len(graph.train):
+        raise TacitError("there is nothing to train on: the graph has no training triples")
+    if isinstance(settings.negatives, PublicPairs):
+        raise TacitError(
+            'negatives.name = "public-pairs" needs a list of public pairs, which a run has no place for yet'
+        )
     with new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
         private.mkdir(mode=0o700)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -19,15 +19,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tacit.cli import show
 from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
 from tacit.errors import BadInput, TacitError, excerpt
-from tacit.evaluation import classify_entities, classify_triples, cluster_agreement, rank, typed_candidates
-from tacit.evaluation.ranking import Metrics
 from tacit.graph import SPLITS, Graph
-from tacit.models.model import Model
 from tacit.parties import Parties, partition, pool
-from tacit.prediction import FORMATS
-from tacit.run import Run, create, write_plan
-from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
-from tacit.training import Event, evaluated
+
+if TYPE_CHECKING:
+    from tacit.evaluation.ranking import Metrics
+    from tacit.run import Run
+    from tacit.settings import Settings
+    from tacit.training import Event
+
+# What loads torch is imported by the commands that need it: looking at data takes no second longer for it.
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 COLUMNS = ("mrr", "hits1", "hits3", "hits10", "mr", "amri")
@@ -77,6 +78,9 @@ def train(
 ) -> None:
     """Train a model of one graph, and keep the one that was best on validation."""
     local = locals()
+    from tacit.run import Run, create, write_plan
+    from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
+
     if resume is not None:
         if given := [flag for flag in (*FLAGS, "path", "out_path", "config", "plan", "assignments") if local[flag]]:
             raise TacitError(f"--resume goes on with a run as it is: {given[0].replace('_', '-')} cannot change it.")
@@ -137,9 +141,12 @@ def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bo
 
 
 def _train(run: Run, as_json: bool) -> None:
+    from tacit.models.model import Model
+    from tacit.training import evaluated
+
     began = time.perf_counter()
     try:
-        with _bar(run.settings, as_json) as on_event:
+        with bar(run.settings, as_json) as on_event:
             run.train(on_event)
     except KeyboardInterrupt:
         show.say(f"\nStopped. Go on with: tacit train --resume {run.path}")
@@ -170,12 +177,13 @@ def _numbers(metrics: Metrics) -> tuple[str, ...]:
 
 
 @contextmanager
-def _bar(settings: Settings, quiet: bool) -> Iterator[Any]:
+def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[Any]:
     """A progress bar on a terminal, with loss, speed, validation MRR and time left; nothing anywhere else."""
     if quiet or not sys.stderr.isatty():
         yield lambda event: None
         return
     columns = (
+        TextColumn(doing),
         TextColumn("epoch {task.completed}/{task.total}"),
         BarColumn(),
         TextColumn("loss {task.fields[loss]}"),
@@ -183,18 +191,23 @@ def _bar(settings: Settings, quiet: bool) -> Iterator[Any]:
         TextColumn("valid MRR {task.fields[mrr]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=settings.training.epochs, loss="-", speed="-", mrr="-")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+        task = drawn.add_task("", total=settings.training.epochs, loss="-", speed="-", mrr="-")
 
         def on_event(event: Event) -> None:
             if event["event"] == "epoch":
-                [loss] = event["loss"]
                 speed = f"{event['examples'] / max(event['seconds'], 1e-9):,.0f}"
-                bar.update(task, completed=event["epoch"], loss="-" if loss is None else f"{loss:.4f}", speed=speed)
-            elif event["mrr"][0] is not None:
-                bar.update(task, mrr=f"{event['mrr'][0]:.4f} (best {event['best'][0]:.4f})")
+                drawn.update(task, completed=event["epoch"], loss=_mean(event["loss"]), speed=speed)
+            else:
+                drawn.update(task, mrr=f"{_mean(event['mrr'])} (best {_mean(event['best'])})")
 
         yield on_event
+
+
+def _mean(values: list[float | None]) -> str:
+    """Over parties; some may rest, or have nothing to validate on."""
+    there = [value for value in values if value is not None]
+    return f"{np.mean(there):.4f}" if there else "-"
 
 
 def evaluate(
@@ -217,6 +230,10 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Rank the true answers among all entities; classify, probe and compare if asked."""
+    from tacit.evaluation import classify_triples, rank, typed_candidates
+    from tacit.models.model import Model
+    from tacit.run import Run
+
     run = Run.open(path)
     wanted, graph = run.settings.evaluation, run.graph
     if split not in SPLITS:
@@ -280,6 +297,8 @@ def evaluate(
 
 def _probe(run: Run, file: Path) -> Any:
     """Fit on four of five entities in the order of their names, score on the fifth."""
+    from tacit.evaluation import classify_entities
+
     ids, classes = [], []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         name, tab, label = line.partition("\t")
@@ -293,6 +312,8 @@ def _probe(run: Run, file: Path) -> Any:
 
 
 def _compared(run: Run, other: Run) -> dict[int, float]:
+    from tacit.evaluation import cluster_agreement
+
     there = run.graph.entities.positions(other.graph.entities)
     common = np.flatnonzero(there >= 0)
     if len(common) < 4:
@@ -310,6 +331,8 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """The most plausible answers, by name, for the one part of a triple that is left out."""
+    from tacit.run import Run
+
     found = Run.open(path).predict(head=head, relation=relation, tail=tail, top=top, known=known)
     if as_json:
         print(json.dumps([asdict(answer) for answer in found], ensure_ascii=False))
@@ -321,12 +344,14 @@ def predict(
 def export(
     path: RunPath,
     out_path: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    format: Annotated[str, typer.Option(help="; ".join(f"{k}: {v}" for k, v in FORMATS.items()))] = "npy",
+    format: Annotated[str, typer.Option(help="npy, tsv or safetensors: the rows; nt: predicted links.")] = "npy",
     top: Annotated[int, typer.Option(min=1, help="For nt: links per relation.")] = 100,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the rows with their names, or the links a model predicts."""
+    from tacit.run import Run
+
     run = Run.open(path)
     with show.busy("writing", as_json):
         files = run.export(out_path, format=format, top=top, force=force)  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ class TripleClassification:
 
 def corrupted(graph: Graph, split: SplitName, *, seed: int = 0, sides: str = "both") -> npt.NDArray[np.int64]:
     """One corrupted triple for each of the split: head or tail replaced, and no fact of any split."""
+    if sides not in ("tails", "heads", "both"):
+        raise BadValue(f"sides is tails, heads or both; not {sides!r}")
     triples = graph.splits[split].triples.astype(np.int64)
     sizes = len(graph.entities), len(graph.relations)
     facts = triple_keys(graph.statements.triples, *sizes)
@@ -46,7 +48,18 @@ def corrupted(graph: Graph, split: SplitName, *, seed: int = 0, sides: str = "bo
         bad = np.isin(triple_keys(false.astype(np.int32), *sizes), facts)
         if not bad.any():
             return false
-    raise BadValue(f"{int(bad.sum()):,} triples of {split} have no corruption that is not a fact itself")
+    entities, coins = np.arange(sizes[0]), stream.at(step=ATTEMPTS).uniform(len(triples))
+    for row in np.flatnonzero(bad).tolist():  # nearly everything is a fact: look at all that could be
+        free = []
+        for column in [c for c, side in ((0, "heads"), (2, "tails")) if sides in (side, "both")]:
+            other = np.repeat(triples[[row]], sizes[0], axis=0)
+            other[:, column] = entities
+            free.append(other[~np.isin(triple_keys(other.astype(np.int32), *sizes), facts)])
+        choice = np.concatenate(free)
+        if not len(choice):
+            raise BadValue(f"a triple of {split} has no corruption that is not a fact itself")
+        false[row] = choice[int(coins[row] * len(choice))]
+    return false
 
 
 def classify_triples(model: Model, graph: Graph, *, seed: int = 0) -> TripleClassification:
@@ -105,7 +118,11 @@ def classify_entities(
     names, classes = np.unique(labels, return_inverse=True)
     x, y = rows.detach().double().cpu(), torch.from_numpy(classes)
     fit = torch.from_numpy(train)
-    x = (x - x[fit].mean(0)) / x[fit].std(0, correction=0).clamp(min=1e-12)
+    if not bool(x.isfinite().all()):
+        raise BadValue("rows that are not finite cannot be probed")
+    spread = x[fit].std(0, correction=0)
+    says = spread > 1e-9 * x[fit].abs().amax(0)  # a column that is constant but for rounding says nothing
+    x = torch.where(says, (x - x[fit].mean(0)) / torch.where(says, spread, 1.0), 0.0)
     weight = torch.zeros(x.shape[1], len(names), dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-9)

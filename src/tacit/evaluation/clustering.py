@@ -22,6 +22,8 @@ def clusters(rows: Any, k: int, *, seed: int = 0) -> npt.NDArray[np.int64]:
     points = np.asarray(rows, np.float64)
     if not 1 <= k <= len(points):
         raise BadValue(f"{len(points)} rows make 1 to {len(points)} clusters, not {k}")
+    if not np.isfinite(points).all():
+        raise BadValue("rows that are not finite cannot be clustered")
     draws = Stream(seed, Purpose.CLUSTER).uniform(k)
     centres = points[[int(draws[0] * len(points))]]
     nearest = _distances(points, centres)[:, 0]

@@ -155,9 +155,13 @@ def rank(
     if not memory_mb > 0:
         raise BadValue(f"memory_mb is above 0, not {memory_mb}")
     for name, tensor in model.tables.tensors().items():
-        if not bool(tensor.isfinite().all()):
+        low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
+        if not bool((low + high).isfinite()):  # NaN is the least and the greatest of all; no copy of a large table
             raise TacitError(f"the {name} table holds values that are not finite, and cannot be ranked by")
     triples = np.asarray(triples, np.int64).reshape(-1, 3)
+    limits = np.array([model.entities, model.relations, model.entities])
+    if ((triples < 0) | (triples >= limits)).any():
+        raise BadValue("a triple that is asked for has an entity or a relation that the model has no row for")
     facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
     facts = np.unique(np.asarray(facts, np.int64).reshape(-1, 3), axis=0)
     found = []
@@ -185,6 +189,11 @@ def _rank_side(model: Model, triples: Any, facts: Any, asks_head: bool, memory_m
     )
 
 
+TOO_LARGE = (
+    "scores overflow: the rows hold values that are too large to rank by, as a training that diverged leaves them"
+)
+
+
 class _Counting:
     """How many candidates of each query score higher than its true answer, and how many the same."""
 
@@ -197,6 +206,8 @@ class _Counting:
         self.target_score = torch.cat([self._score(index, target[index]) for index in every.split(self._pairs())] or [
             model.tables.entity.new_zeros(0)
         ])  # fmt: skip
+        if not bool(self.target_score.isfinite().all()):
+            raise TacitError(TOO_LARGE)
         self.greater = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         self.equal = torch.zeros_like(self.greater)
         self.candidates = torch.full_like(self.greater, model.entities)
@@ -233,6 +244,9 @@ class _Counting:
 
     def _block(self, index: slice, candidates: slice) -> None:
         score, slack = self.queries.block(index, candidates)
+        low, high = score.aminmax()
+        if not bool((high - low).isfinite()):
+            raise TacitError(TOO_LARGE)
         score -= self.target_score[index][:, None]
         near = score.abs() <= slack
         above = score > slack

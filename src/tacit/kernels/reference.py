@@ -97,7 +97,7 @@ class Reference:
         found = row_gradients(self, tables, chunk, rule.part)
         entity, relation = found.entity.values, found.relation.values * rule.relation_scale
         if rule.row_mask is not None:
-            entity = entity * rule.row_mask[found.entity.row][:, None]
+            entity = torch.where(rule.row_mask[found.entity.row][:, None], entity, 0.0)
         scaled = RowGradients(
             Rows(found.entity.unit, found.entity.row, entity),
             Rows(found.relation.unit, found.relation.row, relation),
@@ -151,6 +151,11 @@ class Reference:
         own = (ids == piece.head[:, None]) | (ids == piece.tail[:, None])
         return ids.masked_fill(own, -1)
 
+    def _stand_ins(self, piece: Chunk) -> Tensor:
+        """The candidates with the true answer in place of what is absent: masked, and no row of anyone else's."""
+        rows = self._candidates(piece)
+        return torch.where(rows >= 0, rows, torch.where(piece.asks_head, piece.head, piece.tail)[:, None])
+
     def _gather(self, tables: Tables, piece: Chunk, *, copies: bool) -> dict[str, Tensor]:
         """The rows a piece uses, as leaves of a graph. `copies`: also of what examples have in common, one for each."""
         leaves = {
@@ -166,7 +171,7 @@ class Reference:
             leaves["free_relation"] = tables.relation[piece.triples[..., 1]]
             leaves["free_tail"] = tables.entity[piece.triples[..., 2]]
         else:
-            leaves["negative"] = tables.entity[self._candidates(piece).clamp(min=0)]
+            leaves["negative"] = tables.entity[self._stand_ins(piece)]
         for which, tensor in enumerate(tables.shared):
             leaves[f"shared.{which}"] = tensor[piece.party] if copies else tensor[piece.party[:1]].clone()
         return {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
@@ -201,8 +206,7 @@ class Reference:
                 answer = (piece.head if asks_head else piece.tail) - start
                 present = ids != answer[:, None]
             else:
-                rows = self._candidates(piece)
-                present, ids = rows >= 0, (rows - start[:, None]).clamp(min=0)
+                present, ids = self._candidates(piece) >= 0, self._stand_ins(piece) - start[:, None]
             if prior is not None:
                 h, t = (piece.head - start)[:, None], (piece.tail - start)[:, None]
                 relations = piece.relation[:, None]
@@ -223,7 +227,12 @@ class Reference:
             parts = objective.loss(positive, negative, present)
             known = ("head", "relation", "tail")  # type: ignore[assignment]
         if objective.regulariser.weight:
-            penalty = sum(objective.regulariser.of(scorer.magnitudes(leaves[name])) for name in known)
+            penalty = sum(
+                objective.regulariser.of(
+                    scorer.magnitudes("relation" if name == "relation" else "entity", leaves[name])
+                )
+                for name in known
+            )
             parts = parts[0] + penalty, parts[1]
         return parts
 
@@ -234,9 +243,10 @@ def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPar
         raise TacitError(
             f"the {type(kernel.objective.loss).__name__} loss has no positive and negative part of its own"
         )
-    units = int(chunk.unit.max()) + 1 if len(chunk) else 0
+    there = chunk.weight != 0
+    units = int(chunk.unit[there].max()) + 1 if bool(there.any()) else 0
     party = torch.zeros(units, dtype=torch.int64, device=chunk.head.device)
-    party[chunk.unit] = chunk.party
+    party[chunk.unit[there]] = chunk.party[there]
     loss = tables.entity.new_zeros(len(chunk))
     entity: list[tuple[Tensor, Tensor, Tensor]] = []
     relation: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -50,7 +50,7 @@ class ComplEx(Scorer):
         (r, r_i), (t, t_i) = relation.chunk(2, -1), tail.chunk(2, -1)
         return torch.cat([r * t + r_i * t_i, r * t_i - r_i * t], -1)
 
-    def magnitudes(self, rows: Tensor) -> Tensor:
+    def magnitudes(self, part: Part, rows: Tensor) -> Tensor:
         return modulus(rows)
 
 
@@ -68,11 +68,11 @@ class RESCAL(Scorer):
 
     def tail_query(self, head: Tensor, relation: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         dim = head.shape[-1]
-        return (head[..., None, :] @ relation.unflatten(-1, (dim, dim)))[..., 0, :]
+        return (relation.unflatten(-1, (dim, dim)) * head[..., :, None]).sum(-2)
 
     def head_query(self, relation: Tensor, tail: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         dim = tail.shape[-1]
-        return (relation.unflatten(-1, (dim, dim)) @ tail[..., None])[..., 0]
+        return (relation.unflatten(-1, (dim, dim)) * tail[..., None, :]).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class QuatE(Scorer):
         a, b, c, d = self.units(relation)  # <h (x) r, t> = <h, t (x) conj(r)>
         return torch.cat(_hamilton(tail.chunk(4, -1), (a, -b, -c, -d)), -1)
 
-    def magnitudes(self, rows: Tensor) -> Tensor:
+    def magnitudes(self, part: Part, rows: Tensor) -> Tensor:
         return torch.linalg.vector_norm(torch.stack(rows.chunk(4, -1), -1), dim=-1)
 
 
@@ -129,7 +129,8 @@ class TuckER(Scorer):
     def initial(self, part: Part | int, rows: int, width: int, dim: int, draw: object) -> Tensor:
         made = super().initial(part, rows, width, dim, draw)  # type: ignore[arg-type]
         if isinstance(part, int):  # the core: deviation 1 / dim, so that a query is about as long as its rows are
-            made *= math.sqrt(3.0) / (dim * (self.init_scale or self.spread(dim)))
+            deviation = (self.init_scale or self.spread(dim)) / (math.sqrt(3.0) if self.init == "uniform" else 1.0)
+            made /= dim * deviation
         return made
 
     def tail_query(self, head: Tensor, relation: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
+from tacit.errors import BadValue
 from tacit.graph import Graph
 from tacit.models.bilinear import DistMult
 from tacit.models.scorer import Scorer, compare, compare_all
 from tacit.models.tables import Prior, Tables, popularity
 
 Tensor = Any
-PIECE = 1024
-"""Queries are made this many at a time, so that their last digit does not depend on any memory budget."""
+PIECE, NUMBERS = 1024, 1 << 22
+"""How many queries are made at once where there are shared weights, and how many numbers are gathered where not."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,19 @@ class Model:
             for index in torch.arange(len(head), device=head.device).split(PIECE * 16)
         ]) if len(head) else self.tables.entity.new_zeros(0)  # fmt: skip
 
+    def seen_by(self, whole: Graph, party: Graph) -> Model:
+        """The same model with only the rows that a party has, in the party's order: to compare like with like."""
+        entity, relation = party.entities.positions(whole.entities), party.relations.positions(whole.relations)
+        if (entity < 0).any() or (relation < 0).any():
+            raise BadValue("the party has entities or relations that the model has no row for")
+        relations = np.concatenate([relation, relation + self.relations]) if self.reciprocal else relation
+        tables = Tables(self.tables.entity[entity], self.tables.relation[relations], self.tables.shared)
+        prior = self.prior
+        if prior is not None:
+            tails, heads = (table[relation][:, entity] for table in (prior.tails, prior.heads))
+            prior = Prior(tails, heads, prior.scale)
+        return replace(self, tables=tables, prior=prior)
+
     @staticmethod
     def popular(graph: Graph) -> Model:
         """The baseline that only knows how often an entity is head or tail of a relation."""
@@ -66,8 +81,12 @@ class Queries:
         self.shared = tuple(tensor[0] for tensor in model.tables.shared)
         self.query = None
         if self.scorer.geometry is not None and len(known):
-            pieces = torch.arange(len(known), device=known.device).split(PIECE)
-            self.query = torch.cat([self._query(index) for index in pieces])
+            # Weights that all queries share make them by a matrix product, whose rounding depends on its shape: so it
+            # has always the same.
+            size = PIECE if self.shared else max(1, NUMBERS // model.tables.relation.shape[1])
+            pieces = torch.arange(len(known), device=known.device).split(size)
+            padded = [torch.cat([p, p.new_zeros(size - len(p))]) if self.shared else p for p in pieces]
+            self.query = torch.cat([self._query(index) for index in padded])[: len(known)]
 
     def _query(self, index: Tensor) -> Tensor:
         row, relation = self.entity[self.known[index]], self.model.tables.relation[self.relation[index]]

@@ -120,9 +120,10 @@ class Scorer:
         query = self.head_query(relation, tail, shared)
         return self.scaled(compare_all(self.geometry, query, heads), relation[:, None])
 
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        """The size of each number in a row, for regularisers: of complex numbers their modulus."""
-        return rows.abs()
+    def magnitudes(self, part: Part, rows: Tensor) -> Tensor:
+        """The size of each number in a row that is learned, for regularisers: of complex numbers their modulus."""
+        learned = rows[..., : rows.shape[-1] - self.frozen] if part == "relation" else rows
+        return learned.abs()
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,11 @@ class DistanceScorer(Scorer):
     """A scorer gamma - distance: gamma is what the logistic losses call a distance of nothing, and moves no rank."""
 
     gamma: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gamma >= 0:
+            raise BadValue(f"gamma is at least 0, not {self.gamma}")
 
     def spread(self, dim: int) -> float:
         return (self.gamma + 2.0) / dim

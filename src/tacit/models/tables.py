@@ -39,7 +39,7 @@ class Layout:
     def __post_init__(self) -> None:
         if not self.numbers:
             object.__setattr__(self, "numbers", tuple(range(len(self.entities))))
-        if not len(self.entities) == len(self.relations) == len(set(self.numbers)):
+        if not len(self.entities) == len(self.relations) == len(self.numbers) == len(set(self.numbers)):
             raise BadValue("every party needs a number of rows in each table, and a number of its own")
 
     def __len__(self) -> int:
@@ -116,8 +116,8 @@ class Tables:
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> Tables:
         """The tables whose `tensors` these are."""
-        shared = sorted(name for name in tensors if name.startswith("shared."))
-        return Tables(tensors["entity"], tensors["relation"], tuple(tensors[name] for name in shared))
+        shared = sum(name.startswith("shared.") for name in tensors)
+        return Tables(tensors["entity"], tensors["relation"], tuple(tensors[f"shared.{i}"] for i in range(shared)))
 
     def like(self, function: Any) -> Tables:
         """Tables of `function` of each tensor (`torch.clone`, `torch.zeros_like`)."""

@@ -123,7 +123,11 @@ class TransR(Translation):
     def score(self, head: Tensor, relation: Tensor, tail: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         dim = head.shape[-1]
         matrix = relation[..., dim:].unflatten(-1, (dim, dim))
-        moved = (matrix @ (head - tail)[..., None])[..., 0]
+        apart = head - tail
+        if matrix.shape[:-1] == (*apart.shape[:-1], dim):  # triple by triple: sums that no other triple can round
+            moved = (matrix * apart[..., None, :]).sum(-1)
+        else:
+            moved = (matrix @ apart[..., None])[..., 0]
         return self.gamma - self.distance(moved + relation[..., :dim])
 
 
@@ -175,5 +179,5 @@ class RotatE(DistanceScorer):
     def head_query(self, relation: Tensor, tail: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         return self.turned(tail, -self.angles(relation))
 
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        return modulus(rows)
+    def magnitudes(self, part: Part, rows: Tensor) -> Tensor:
+        return modulus(rows) if part == "entity" else rows.abs()
