@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PIP_FLAGS := --quiet --disable-pip-version-check
 PYTEST_FLAGS ?=
 
-.PHONY: help setup demo test quick full lint format docs wheel bench picture clean
+.PHONY: help setup demo test quick full lint format docs wheel bench picture offline-bundle clean
 
 help:          ## show this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -52,6 +52,19 @@ wheel: setup   ## build the wheel and try it in a clean environment
 docs: setup    ## build the documentation into site/
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
+
+# GRAPH is what to train on, TRAIN the other arguments of `tacit train`, TARGET the pip arguments for another platform.
+GRAPH ?= clinic-demo --pool
+TRAIN ?= --dim 32 --negatives 32 --batch 64 --learning-rate 0.01 --epochs 100
+TARGET ?=
+offline-bundle: setup ## wheels, data and a plan: all that a machine without a network needs to train
+	rm -rf build/offline
+	mkdir -p build/offline/wheels
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/offline/wheels .
+	$(BIN)/pip download $(PIP_FLAGS) -c constraints.txt --dest build/offline/wheels $(TARGET) numpy torch
+	$(BIN)/tacit train $(GRAPH) $(TRAIN) --plan build/offline/plan
+	cp scripts/offline-train build/offline/train
+	@echo "build/offline is ready: copy it, and run ./train there"
 
 bench: setup   ## the benchmarks of reading (beside pandas and PyKEEN) and importing
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tacit.datasets import clinic
 from tacit.graph import SPLITS
 from tacit.parties import pool
+from tacit.settings import REGISTRIES, Settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +39,19 @@ def test_the_python_of_the_readme_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "parts" / "parties.json").is_file()
+    assert (tmp_path / "runs" / "first" / "config.json").is_file()
+
+
+def test_the_settings_in_the_documentation_are_the_defaults():
+    [text] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    written = tomllib.loads(text)
+    assert Settings.make(written) == Settings()
+    nothing = {"scorer.init_scale", "training.steps", "training.checkpoint_every"}  # None has no place in TOML
+    everything = {f"{s}.{k}" for s, keys in Settings().json().items() if isinstance(keys, dict) for k in keys}
+    assert everything - nothing == {f"{s}.{k}" for s, keys in written.items() if isinstance(keys, dict) for k in keys}
+    for registry in REGISTRIES.values():
+        for name in registry:
+            assert name in text
 
 
 def test_links_between_documents_lead_somewhere():
@@ -58,7 +73,7 @@ import sys
 for name in ("pyarrow", "pyoxigraph", "typer", "rich", "backports"):
     sys.modules[name] = None
 import tacit
-from tacit import clinic, draws, graph, parties
+from tacit import clinic, cohort, draws, evaluation, graph, kernels, parties, prediction, run, settings, training
 hospitals = clinic.clinic("small", 1)
 assert len(tacit.pool(hospitals).train) > 1000
 assert len(tacit.partition(tacit.pool(hospitals), "triples", 2)) == 2

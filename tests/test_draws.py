@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.draws import MASK, Purpose, Stream, bits, philox
+from tacit.draws import MASK, Purpose, Stream, below, bits, philox
 
 # From the known-answer tests that Salmon et al. publish with their Random123 library, for philox4x32-10.
 KNOWN = [
@@ -151,3 +151,17 @@ def test_streams_differ_by_each_of_their_parts():
 def test_what_would_collide_is_refused(make):
     with pytest.raises(ValueError):
         make()
+
+
+@given(start=st.integers(0, 40), count=st.integers(0, 30), seed=st.integers(0, 2**64 - 1))
+def test_a_stream_can_be_read_from_any_place(start, count, seed):
+    for device in (None, "cpu"):
+        stream = Stream(seed, Purpose.TEST, device=device)
+        assert stream.words(count, start).tolist() == stream.words(start + count)[start:].tolist()
+        assert stream.uniform(count, start).tolist() == stream.uniform(start + count)[start:].tolist()
+
+
+@given(words=st.lists(st.integers(0, 2**32 - 1), max_size=20), high=st.integers(1, 2**31))
+def test_below_is_the_high_word_of_the_product(words, high):
+    assert below(np.array(words, np.int64), high).tolist() == [word * high >> 32 for word in words]
+    assert below(torch.tensor(words, dtype=torch.int64), high).tolist() == [word * high >> 32 for word in words]

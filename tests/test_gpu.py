@@ -1,0 +1,84 @@
+"""The same on a GPU as on a CPU. Run where there is one; `python tests/test_gpu.py` needs torch and NumPy alone."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+
+with contextlib.suppress(ImportError):  # a GPU box may have no pytest
+    import pytest
+
+    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+from tacit.clinic import clinic
+from tacit.evaluation import rank, typed_candidates
+from tacit.models import SCORERS
+from tacit.negatives import NEGATIVES
+from tacit.settings import Settings, combine
+from tacit.training import Fit
+
+SMALL = clinic("small", 3)
+BASE = {"scorer": {"dim": 6}, "training": {"batch": 64, "epochs": 2}, "negatives": {"count": 8}}
+
+
+def fitted(device, **changes):
+    wanted = Settings.make(combine(BASE, changes))
+    pairs = [np.array([[0, 0], [1, 1]])] * 3 if changes.get("negatives", {}).get("name") == "public-pairs" else None
+    fit = Fit(wanted, SMALL.graphs, device=device, pairs=pairs)
+    losses = [fit.epoch().loss for _ in range(2)]
+    return fit, losses
+
+
+def check_same(**changes):
+    here, ours = fitted("cpu", **changes)
+    there, theirs = fitted("cuda", **changes)
+    assert np.allclose(ours, theirs, rtol=1e-4), changes
+    for name, tensor in here.cohort.tables.tensors().items():
+        other = there.cohort.tables.tensors()[name].cpu()
+        # One sign of a gradient near 0 that rounds the other way moves a number by twice the learning rate.
+        apart = (tensor - other).abs()
+        assert apart.median() < 1e-5, (changes, name, apart.median())
+        assert (apart > 1e-3).float().mean() < 0.02, (changes, name)
+    return here, there
+
+
+def test_every_scorer_trains_the_same():
+    for scorer in SCORERS:
+        check_same(scorer={"name": scorer, "dim": 6})
+
+
+def test_all_negatives_and_options_train_the_same():
+    for kind in NEGATIVES:
+        loss = {"name": "one-vs-all" if kind == "all" else "self-adversarial"}
+        check_same(negatives={"name": kind, "count": 8, "sides": "both"}, loss=loss, scorer={"name": "complex"})
+    check_same(loss={"name": "k-vs-all"}, negatives={"name": "all", "sides": "both"}, scorer={"name": "distmult"})
+    options = {"reciprocal": True, "subsampling": True, "dropout": 0.2}
+    check_same(
+        training=options, negatives={"sides": "both", "filtered": True}, regulariser={"name": "n3", "weight": 0.1}
+    )
+    for optimizer in ("adagrad", "sgd", "sparse-adam"):
+        check_same(optimizer={"name": optimizer})
+
+
+def test_ranks_are_the_same():
+    for scorer in SCORERS:
+        fit, _ = fitted("cpu", scorer={"name": scorer, "dim": 6})
+        graph, model = SMALL[0], fit.model(0, best=False)
+        for typed in (None, typed_candidates(graph)):
+            moved = model.tables.like(lambda tensor: tensor.cuda())
+            found = [
+                rank(type(model)(model.scorer, tables), graph.test.triples, graph.statements.triples, typed=typed)
+                for tables in (model.tables, moved)
+            ]
+            apart = np.abs(found[0].of() - found[1].of())
+            assert (apart > 0).mean() < 0.01, scorer  # rounding may decide between two that are all but equal
+            assert abs(found[0].metrics().mrr - found[1].metrics().mrr) < 1e-3
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+            print(name, "passes on", torch.cuda.get_device_name())
