@@ -101,6 +101,7 @@ def test_convert(graph_file, tmp_path, format):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_demo(tmp_path):
     shown = tacit("demo", "--out", "demo", cwd=tmp_path)
     assert "riverside" in shown.stdout

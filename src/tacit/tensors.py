@@ -36,7 +36,7 @@ LONGEST_HEADER = 100_000_000
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors and text beside them; what stood at `path` is replaced at once, or kept if anything fails."""
     arrays = {
-        name: np.ascontiguousarray(t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t)
+        name: np.asarray(t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t, order="C")
         for name, t in sorted(tensors.items())
     }
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "scorer": {"name": "transe", "dim": 32},
     "negatives": {"count": 32},
     "optimizer": {"learning_rate": 0.01},
-    "training": {"batch": 64, "epochs": 100},
+    "training": {"batch": 64, "epochs": 60},
 }
 
 
