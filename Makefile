@@ -23,7 +23,7 @@ demo: setup    ## make the embedded federation and show what the product can do 
 	$(BIN)/tacit demo --out demo --force
 
 test: setup lint ## everything that must pass: lint, types, tests, the wheel in a clean environment
-	$(BIN)/pytest -m 'not full' $(PYTEST_FLAGS)
+	$(BIN)/pytest -m 'not full' -n 2 $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory wheel
 
 quick: setup   ## the short loop: tests that take no time

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads torch: see tacit/__init__.py
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before anything loads torch: see tacit/__init__.py
 
 import hypothesis
 import pytest

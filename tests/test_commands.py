@@ -76,6 +76,11 @@ def test_flags_config_and_set_are_the_same_keys(tmp_path):
         (["nowhere.tsv"], "nowhere.tsv"),
         (["--resume", "nowhere"], "is no run"),
         (["--resume", "nowhere", "--dim", "5"], "cannot change it"),
+        (["--resume", "nowhere", "--seed", "0"], "cannot change it"),
+        (["--resume", "nowhere", "--force"], "cannot change it"),
+        (["clinic-small", "--pool", "--device", "cpu:foo"], "or auto, not"),
+        (["clinic-small", "--pool", "--name", "../x"], "letters, digits"),
+        (["clinic-small", "--pool", "--set", "a.a.a.a.a.a.a.a.a.a.a.a=1"], "none is so deep"),
     ],
 )
 def test_wrong_input_is_one_message_and_nothing_written(tmp_path, arguments, message):
@@ -114,9 +119,10 @@ def test_a_stopped_run_is_resumed(tmp_path):
             break
         time.sleep(0.1)
     process.send_signal(2)
-    out, _ = process.communicate(timeout=60)
+    out, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "tacit train --resume run" in out
+    assert "tacit train --resume run" in told
+    assert out == ""
     assert "not finished" in tacit("evaluate", "run", cwd=tmp_path, code=2).stderr
     found = json.loads(tacit("train", "--resume", "run", "--json", cwd=tmp_path).stdout)
     assert found["metrics"]["test"]["count"] == 2 * len(SMALL[0].test)

@@ -128,6 +128,13 @@ class Examples:
         )
         self.numbers = torch.tensor(layout.numbers, device=device)
 
+    @staticmethod
+    def check_size(graph: Graph, sampling: Sampling, negatives: Negatives) -> None:
+        """Refuse a graph that is too large for these negatives, before anything is made of it."""
+        if getattr(negatives, "filtered", False):
+            twice = 2 if sampling.reciprocal else 1
+            World.check_keys(len(graph.entities), twice * len(graph.relations))
+
     def _known(self, triples: list[np.ndarray], graphs: Sequence[Graph]) -> np.ndarray:
         """Training facts by stacked rows, and their inverses."""
         whole = np.concatenate(triples)
@@ -209,7 +216,8 @@ class Examples:
         begin = sizes.cumsum(0) - sizes
         batch = self.sampling.batch
         for number in range(int((self.steps_per_epoch() * np.array(wanted)).max(initial=0))):
-            slot = torch.arange(number * batch, (number + 1) * batch, device=self.device)
+            last = min((number + 1) * batch, int(self.sizes.max()))  # a batch may be larger than any party
+            slot = torch.arange(number * batch, last, device=self.device)
             there = slot[None] < sizes[:, None]
             if most is not None:
                 there &= (taken < most)[:, None]

@@ -24,10 +24,18 @@ PRIVATE = "private"
 
 
 def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
-    """Write `content` under its schema ("tacit.graph/1": kind and version)."""
-    path.write_text(
-        json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    """Write `content` under its schema ("tacit.graph/1": kind and version); whole, or not at all."""
+    text = json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path, schema: str, fields: Mapping[str, type]) -> dict[str, Any]:

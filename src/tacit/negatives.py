@@ -77,9 +77,13 @@ class World:
     def keys(self, head: Any, relation: Any, tail: Any) -> Any:
         """One integer per triple of stacked rows."""
         entities, relations = self.layout.entity_start[-1], self.layout.relation_start[-1]
+        World.check_keys(entities, relations)
+        return (head * relations + relation) * entities + tail
+
+    @staticmethod
+    def check_keys(entities: int, relations: int) -> None:
         if entities * entities * max(relations, 1) >= 1 << 63:
             raise BadValue(f"{entities:,} entities and {relations:,} relations are too many to filter negatives")
-        return (head * relations + relation) * entities + tail
 
     def is_known(self, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
         keys = self.keys(head, relation, tail)

@@ -99,22 +99,32 @@ def _scores(queries: Queries, candidates: Any) -> Any:
 
 def links(model: Model, graph: Graph, *, top: int = 100) -> list[Prediction]:
     """For each relation the `top` most plausible new tails, over all heads it has in train."""
-    facts, found = graph.statements.triples, []
+    facts, device, found = graph.statements.triples.astype(np.int64), model.tables.entity.device, []
+    facts = facts[np.lexsort((facts[:, 0], facts[:, 1]))]  # by relation, then head: what is true is a slice
+    each = max(1, PIECE // (model.entities + model.tables.relation.shape[1]))
     with torch.no_grad():
         for relation in range(len(graph.relations)):
+            true = facts[np.searchsorted(facts[:, 1], relation) : np.searchsorted(facts[:, 1], relation, "right")]
             heads = np.unique(graph.train.triples[graph.train.triples[:, 1] == relation, 0]).astype(np.int64)
-            best: list[tuple[float, int, int]] = []
-            for head in heads.tolist():
-                true = facts[(facts[:, 1] == relation) & (facts[:, 0] == head), 2]
-                queries = Queries(model, torch.tensor([relation]), torch.tensor([head]), asks_head=False)
-                scores = torch.cat([_scores(queries, piece) for piece in _pieces(model)]).cpu()
-                scores[torch.from_numpy(true.astype(np.int64))] = float("-inf")
-                value, tail = scores.topk(min(top, len(scores)))
-                best += [(-v, head, t) for v, t in zip(value.tolist(), tail.tolist(), strict=True) if v > float("-inf")]
-                best = sorted(best)[:top]
+            best = torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+            for first in range(0, len(heads), each):
+                some = heads[first : first + each]
+                ids = torch.from_numpy(some).to(device)
+                queries = Queries(model, torch.full_like(ids, relation), ids, asks_head=False)
+                scores, _ = queries.block(slice(0, len(ids)), slice(0, model.entities))
+                known = true[np.isin(true[:, 0], some)]
+                scores[np.searchsorted(some, known[:, 0]), known[:, 2]] = float("-inf")
+                value, place = scores.reshape(-1).topk(min(top, scores.numel()))
+                joined = zip(
+                    best, (value.cpu(), ids[place // model.entities].cpu(), (place % model.entities).cpu()), strict=True
+                )
+                merged = [torch.cat(pair) for pair in joined]
+                order = merged[0].argsort(descending=True, stable=True)[:top]
+                best = merged[0][order], merged[1][order], merged[2][order]
             found += [
-                Prediction(graph.entities[h], graph.relations[relation], graph.entities[t], -v, known=False)
-                for v, h, t in best
+                Prediction(graph.entities[h], graph.relations[relation], graph.entities[t], score, known=False)
+                for score, h, t in zip(*(column.tolist() for column in best), strict=True)
+                if score > float("-inf")
             ]
     return found
 

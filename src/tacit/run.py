@@ -19,7 +19,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import torch
 from tacit import __version__
 from tacit.errors import BadInput, TacitError
 from tacit.evaluation.ranking import Metrics
+from tacit.examples import Examples
 from tacit.folders import PRIVATE, log_to, new_folder, read_json, seal, write_json
 from tacit.graph import Graph, SplitName
 from tacit.models import Tables
@@ -52,6 +52,7 @@ class Run:
     def __init__(self, settings: Settings, graph: Graph, path: Path | None = None):
         self.settings, self.graph, self.path = settings, graph, path
         self.metrics: dict[str, Metrics] = {}
+        self.best_epoch: int | None = None
         self._model: Model | None = None
 
     @staticmethod
@@ -62,9 +63,14 @@ class Run:
             raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
         config = read_json(path / CONFIG, SCHEMA, {"settings": dict})
         run = Run(Settings.make(config["settings"]), load_graph(path / PRIVATE / "graph.safetensors"), path)
-        if (path / PRIVATE / "metrics.json").is_file():
-            found = read_json(path / PRIVATE / "metrics.json", "tacit.metrics/1", {"metrics": dict})
-            run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+        if run.finished:
+            where = path / PRIVATE / "metrics.json"
+            found = read_json(where, "tacit.metrics/1", {"metrics": dict, "best_epoch": int})
+            try:
+                run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+            except TypeError:
+                raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
+            run.best_epoch = found["best_epoch"]
         return run
 
     @property
@@ -75,15 +81,26 @@ class Run:
             where = self.path / PRIVATE / "model.safetensors"
             if not where.is_file():
                 raise TacitError(f"{self.path} is not finished: go on with tacit train --resume {self.path}")
-            tables = Tables.of(load_tensors(where)[0])
+            tensors, facts = load_tensors(where)
+            self._check_origin(where, facts, "tacit.model/1")
+            tables = Tables.of(tensors)
             self._model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
         return self._model
 
-    @cached_property
+    @property
     def finished(self) -> bool:
-        return self._model is not None or (
-            self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
-        )
+        on_disk = self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
+        return self._model is not None or on_disk
+
+    def _origin(self, schema: str) -> dict[str, str]:
+        """What ties a file of tensors to this run."""
+        settings = json.dumps(self.settings.json(), sort_keys=True)
+        return {"schema": schema, "graph": self.graph.fingerprint, "settings": settings}
+
+    def _check_origin(self, where: Path, facts: Mapping[str, str], schema: str) -> None:
+        for key, wanted in self._origin(schema).items():
+            if facts.get(key) != wanted:
+                raise BadInput(f"{where}: was made with another {key} than this run has now.")
 
     def evaluate(self, split: SplitName = "test") -> Metrics:
         """Link prediction on a split, with the run's own sides and ties."""
@@ -123,16 +140,17 @@ class Run:
             fit = Fit(self.settings, [self.graph])
             fit.run(on_event)
             return self._end(fit)
-        with _locked(self.path), log_to(self.path):
+        path = self.path
+        with _locked(path) as lock_is_ours, log_to(path):
             if self.finished:
                 raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
             LOG.info("training begins, or goes on")
             fit = Fit(self.settings, [self.graph])
             size = self._load_checkpoint(fit)
-            journal = self.path / PRIVATE / "metrics.jsonl"
-            with open(journal, "ab") as lines:
-                lines.truncate(size)  # what was written after the checkpoint will be written again
-                lines.seek(size)
+            with open(self.path / PRIVATE / "metrics.jsonl", "ab") as lines:
+                # What was written after the checkpoint will be written again.
+                lines.truncate(min(size, lines.seek(0, os.SEEK_END)))
+                lines.seek(0, os.SEEK_END)
 
                 def told(event: Event) -> None:
                     lines.write(json.dumps(event).encode() + b"\n")
@@ -141,6 +159,8 @@ class Run:
                 def checkpoint() -> None:
                     lines.flush()
                     os.fsync(lines.fileno())
+                    if not lock_is_ours():
+                        raise TacitError(f"{path} was replaced by another run: this one ends.")
                     self._save_checkpoint(fit, lines.tell())
 
                 fit.run(told, checkpoint)
@@ -148,7 +168,7 @@ class Run:
             return self._end(fit)
 
     def _end(self, fit: Fit) -> Run:
-        self._model = fit.model()
+        self._model, self.best_epoch = fit.model(), int(fit.best_epoch[0])
         self.metrics = {
             split: evaluated(self._model, self.graph, split, self.settings)
             for split in ("valid", "test")
@@ -161,9 +181,8 @@ class Run:
             private = self.path / PRIVATE
             # The model comes last: it is what makes a run finished.
             write_json(private / "metrics.json", "tacit.metrics/1",
-                       {"metrics": facts, "ranking": about, "best_epoch": int(fit.best_epoch[0])})  # fmt: skip
-            save_tensors(private / "model.safetensors", fit.best.tensors(), {"schema": "tacit.model/1"})
-        self.__dict__.pop("finished", None)
+                       {"metrics": facts, "ranking": about, "best_epoch": self.best_epoch})  # fmt: skip
+            save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
         return self
 
     def _save_checkpoint(self, fit: Fit, journal: int) -> None:
@@ -171,7 +190,7 @@ class Run:
         assert self.path is not None
         folder = self.path / PRIVATE / "checkpoints"
         epoch = int(fit.cohort.epochs.max())
-        facts = {"schema": CHECKPOINT, "journal": str(journal), "settings": json.dumps(self.settings.json())}
+        facts = self._origin(CHECKPOINT) | {"journal": str(journal)}
         save_tensors(folder / f"epoch-{epoch:08d}.safetensors", fit.state(), facts)
         for old in sorted(folder.glob("epoch-*.safetensors"))[:-KEPT]:
             old.unlink()
@@ -179,32 +198,35 @@ class Run:
     def _load_checkpoint(self, fit: Fit) -> int:
         """Put the training back to its last checkpoint; how long its journal was then."""
         assert self.path is not None
-        found = sorted((self.path / PRIVATE / "checkpoints").glob("epoch-*.safetensors"))
-        if not found:
-            return 0
-        state, facts = load_tensors(found[-1])
-        if facts.get("schema") != CHECKPOINT:
-            raise BadInput(f"{found[-1]}: found the schema {facts.get('schema')!r}; expected {CHECKPOINT!r}.")
-        if json.loads(facts["settings"]) != self.settings.json():
-            raise BadInput(f"{found[-1]}: was made with other settings than {CONFIG} has now.")
-        fit.load(state)
-        LOG.info("resumed after epoch %d", int(fit.cohort.epochs.max()))
-        return int(facts["journal"])
+        folder = self.path / PRIVATE / "checkpoints"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        failure: BadInput | None = None
+        for path in sorted(folder.glob("epoch-*.safetensors"), reverse=True):
+            try:
+                state, facts = load_tensors(path)
+                self._check_origin(path, facts, CHECKPOINT)
+                fit.load(state)
+                journal = int(facts["journal"])
+            except (BadInput, LookupError, ValueError) as error:
+                LOG.warning("a checkpoint is damaged or belongs to another run, and is passed over")
+                failure = failure or (error if isinstance(error, BadInput) else BadInput(f"{path}: is damaged."))
+                continue
+            LOG.info("resumed after epoch %d", int(fit.cohort.epochs.max()))
+            return journal
+        if failure is not None:
+            raise failure
+        return 0
 
 
 def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
     """A run folder that is ready to train: whole, or not there."""
     chosen_device(settings.training.device)
-    if not len(graph.train):
-        raise TacitError("there is nothing to train on: the graph has no training triples")
-    if isinstance(settings.negatives, PublicPairs):
-        raise TacitError(
-            'negatives.name = "public-pairs" needs a list of public pairs, which a run has no place for yet'
-        )
-    with new_folder(path, CONFIG, force=force) as folder:
+    _check(graph, settings)
+    held = _locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
+    with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
         private.mkdir(mode=0o700)
-        (private / "checkpoints").mkdir()
+        (private / "checkpoints").mkdir(mode=0o700)
         (folder / SHAREABLE).mkdir()
         save_graph(private / "graph.safetensors", graph)
         (private / "metrics.jsonl").touch()
@@ -212,6 +234,17 @@ def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False)
         write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
         seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "tacit": __version__})
     return Run(settings, graph, path)
+
+
+def _check(graph: Graph, settings: Settings) -> None:
+    """Refuse what cannot be trained before anything is written."""
+    if not len(graph.train):
+        raise TacitError("there is nothing to train on: the graph has no training triples")
+    if isinstance(settings.negatives, PublicPairs):
+        raise TacitError(
+            'negatives.name = "public-pairs" needs a list of public pairs, which a run has no place for yet'
+        )
+    Examples.check_size(graph, settings.training, settings.negatives)
 
 
 NOT_PRIVATE: dict[str, Any] = {
@@ -276,7 +309,9 @@ def train(
 
 def write_plan(graph: Graph, settings: Settings, folder: Path, *, force: bool = False) -> None:
     """What another machine needs to train: `python -m tacit.run plan.json` there, with torch and NumPy alone."""
+    _check(graph, settings)
     with new_folder(folder, "plan.json", force=force) as draft:
+        draft.chmod(0o700)  # it holds the graph
         save_graph(draft / "graph.safetensors", graph)
         seal(draft, "plan.json", "tacit.plan/1", {"graph": "graph.safetensors", "settings": settings.json()})
 
@@ -289,14 +324,15 @@ def main(arguments: list[str]) -> int:
         plan = Path(arguments[0])
         content = read_json(plan, "tacit.plan/1", {"graph": str, "settings": dict})
         settings, out = Settings.make(content["settings"]), plan.parent / "run"
+        graph = load_graph(plan.parent / content["graph"])
         if len(arguments) == 3:
             out = Path(arguments[2])
         if (out / CONFIG).is_file():
             run = Run.open(out)
-            if run.settings != settings:
-                raise TacitError(f"{out} holds a run with other settings; choose another --out.")
+            if run.settings != settings or run.graph != graph:
+                raise TacitError(f"{out} holds a run of another plan; choose another --out.")
         else:
-            run = create(load_graph(plan.parent / content["graph"]), settings, out)
+            run = create(graph, settings, out)
         logging.getLogger("tacit").setLevel(logging.INFO)
         run.train(lambda event: print(json.dumps(event), file=sys.stderr, flush=True))
         print(json.dumps({"out": str(out)} | {split: m.json() for split, m in run.metrics.items()}))
@@ -307,14 +343,15 @@ def main(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process trains a run at a time."""
-    with open(path / PRIVATE / "lock", "w") as file:
+def _locked(path: Path) -> Iterator[Callable[[], bool]]:
+    """One process trains a run at a time; gives a way to ask whether the run is still there, and still this one."""
+    lock = path / PRIVATE / "lock"
+    with open(lock, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TacitError(f"{path} is being trained by another process.") from None
-        yield
+        yield lambda: lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))
 
 
 if __name__ == "__main__":

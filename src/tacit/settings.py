@@ -7,6 +7,8 @@ an error that names the nearest one.
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -17,11 +19,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tacit.errors import BadInput, BadValue, TacitError, excerpt
 from tacit.examples import Sampling
-from tacit.losses import LOSSES, REGULARISERS, Loss, NoRegulariser, Regulariser, SelfAdversarial
+from tacit.losses import LOSSES, REGULARISERS, KVsAll, Loss, NoRegulariser, Regulariser, SelfAdversarial
 from tacit.models import SCORERS, Scorer
 from tacit.models.translational import TransE
 from tacit.negatives import NEGATIVES, Independent, Negatives
 from tacit.optimizers import OPTIMIZERS, Adam, Optimizer
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LARGEST = 1 << 48
+DEEPEST = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a training. Equal settings, graph and device: equal results."""
+    """Everything that decides a training. Equal settings, graph and number of threads on a CPU: equal bits."""
 
     name: str = "run"
     seed: int = 0
@@ -88,6 +94,10 @@ class Settings:
             )
         if kind == "all" and self.loss.needs != "all":
             raise BadValue('negatives.name = "all" goes with the losses one-vs-all and k-vs-all')
+        if isinstance(self.loss, KVsAll) and self.negatives.sides not in ("tails", "heads", "both"):
+            raise BadValue("k-vs-all asks for tails, heads or both sides of every query: set negatives.sides so")
+        if not NAME.fullmatch(self.name):
+            raise BadValue(f"a name has letters, digits, dots, dashes and underscores; not {excerpt(self.name)}")
         if self.training.reciprocal and self.negatives.sides != "both":
             raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
 
@@ -177,13 +187,17 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             *path, last = key.split(".")
+            if len(path) > DEEPEST:
+                raise BadInput(f"{excerpt(key)} is no setting: none is so deep.")
             place = whole
             for name in path:
                 place = place.setdefault(name, {})
                 if not isinstance(place, dict):
                     raise BadInput(f"{key!r} reaches into {name!r}, which has no keys of its own.")
             if isinstance(value, Mapping):
-                place[last] = combine(place.get(last, {}) if isinstance(place.get(last), dict) else {}, value)
+                if not isinstance(below := place.get(last, {}), dict):
+                    raise BadInput(f"found {excerpt(repr(below))} as {last}; expected a section with keys of its own.")
+                place[last] = combine(below, value)
             else:
                 place[last] = value
     return whole
@@ -231,7 +245,7 @@ def _name_of(registry: Mapping[str, Any], value: Any) -> str:
 
 
 def _chosen(registry: Mapping[str, Any], name: Any, section: str) -> Any:
-    if name not in registry:
+    if not isinstance(name, str) or name not in registry:
         near = get_close_matches(str(name), list(registry), n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise BadInput(f"there is no {section} {excerpt(str(name))}.{guess} There are: {', '.join(registry)}.")
@@ -271,10 +285,12 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
                 f"found {excerpt(repr(value))} as {key}; expected one of {', '.join(map(repr, get_args(hint)))}."
             )
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise BadInput(f"found {excerpt(repr(value))} as {key}; expected {KINDS[hint]}.")
+    if (hint is float and not math.isfinite(value)) or (hint is int and key != "seed" and abs(value) >= LARGEST):
+        raise BadInput(f"found {excerpt(repr(value))} as {key}; expected {KINDS[hint]} of a size that can be.")
     return value
 
 

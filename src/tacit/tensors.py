@@ -48,7 +48,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     text += b" " * (-len(text) % 8)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "wb", opener=_private) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for array in arrays.values():
                 file.write(array.reshape(-1).view(np.uint8).data)
@@ -59,6 +59,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    """Tables and graphs are for their owner's eyes, wherever their file goes."""
+    return os.open(path, flags, 0o600)
 
 
 def _sync_folder(folder: Path) -> None:

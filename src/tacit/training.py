@@ -2,12 +2,14 @@
 
 `Fit` is the state of a training that parties do each by itself (one party, or several that never meet); federations
 drive `Fit.epoch` round by round. Everything it needs to go on is in `state`, and every draw is a function of counters
-that are part of it, so that a resumed training ends exactly where an uninterrupted one does.
+that are part of it, so that a resumed training ends exactly where an uninterrupted one does; on a CPU, with the same
+number of threads. On a GPU sums are made in no fixed order, and two runs may differ in the last digits.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ import numpy as np
 import torch
 
 from tacit.cohort import Cohort
-from tacit.errors import TacitError
-from tacit.evaluation.ranking import Metrics, rank
+from tacit.errors import BadInput, TacitError, excerpt
+from tacit.evaluation.ranking import NO_METRICS, Metrics, rank
 from tacit.examples import Examples
 from tacit.graph import Graph, SplitName
 from tacit.kernels import KERNELS, Objective, Plain
@@ -181,15 +183,16 @@ class Fit:
         return [evaluated(self.model(party, best=best), graph, split, self.settings)
                 for party, graph in enumerate(self.graphs)]  # fmt: skip
 
-    def validate(self) -> list[Metrics]:
+    def validate(self, which: np.ndarray | None = None) -> list[Metrics]:
         """Rank the validation triples; keep what is better than ever before, and stop who has waited long enough.
 
-        Without validation triples the latest is the best.
+        `which` parties: default, all that have not finished. The others have no ranks. Without validation triples the
+        latest is the best.
         """
-        epochs, found = self.cohort.epochs.cpu().numpy(), self.evaluate("valid", best=False)
-        for party, metrics in enumerate(found):
-            if self.finished[party]:
-                continue
+        epochs, found = self.cohort.epochs.cpu().numpy(), [NO_METRICS] * len(self.graphs)
+        for party in np.flatnonzero(~self.finished if which is None else which & ~self.finished).tolist():
+            metrics = evaluated(self.model(party, best=False), self.graphs[party], "valid", self.settings)
+            found[party] = metrics
             if metrics.count and not metrics.mrr > self.best_mrr[party]:
                 self.waited[party] += 1
                 self.finished[party] = self.waited[party] >= self.settings.evaluation.patience
@@ -213,10 +216,12 @@ class Fit:
             done = self.cohort.epochs.cpu().numpy() >= training.epochs
             if training.steps is not None:
                 done |= steps >= training.steps
-            if number % evaluation.every == 0 or done.all():
+            # As each would alone: all at their validations, and whoever ends here at its end.
+            due = (self.cohort.epochs.cpu().numpy() % evaluation.every == 0) | done
+            if (due & ~self.finished).any():
                 self.check_rows()
                 began = time.perf_counter()
-                found = self.validate()
+                found = self.validate(due)
                 seconds = round(time.perf_counter() - began, 4)
                 on_event({"event": "validation", "epoch": number, "mrr": _listed([m.mrr for m in found]),
                           "hits10": _listed([m.hits10 for m in found]), "best": _listed(self.best_mrr.tolist()),
@@ -236,7 +241,10 @@ class Fit:
         return self.cohort.state() | kept | {name: torch.from_numpy(array.copy()) for name, array in early.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from a `state`."""
+        """Go on from a `state` of a training with the same settings and graphs."""
+        for name, tensor in self.state().items():
+            if name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
+                raise BadInput(f"the state has no {name!r} that fits this training.")
         self.cohort.load(state)
         for name, tensor in self.best.tensors().items():
             tensor.copy_(state[f"best.{name}"])
@@ -256,11 +264,11 @@ def chosen_device(name: str) -> str:
     """The device that `auto` means here; one that is asked for and not there is an error."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = name.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise TacitError(f"the device is cpu, cuda or auto, not {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise TacitError("there is no GPU that torch can use: set training.device to cpu or auto")
+    match = re.fullmatch(r"cpu|cuda(:(?P<number>[0-9]{1,3}))?", name)
+    if match is None:
+        raise TacitError(f"the device is cpu, cuda, cuda:0 (and so on) or auto, not {excerpt(name)}")
+    if name != "cpu" and torch.cuda.device_count() <= int(match["number"] or 0):
+        raise TacitError("there is no GPU of that number that torch can use: set training.device to cpu or auto")
     return name
 
 

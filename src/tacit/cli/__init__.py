@@ -49,6 +49,9 @@ def before_any_command(
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
+OUT_OF_MEMORY = "there is not enough memory for this: try a smaller dim, batch, number of negatives or memory_mb."
+
+
 def main() -> None:
     """Run; a mistake in the user's input is one message and exit code 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
@@ -58,6 +61,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "alloc" not in str(error) and "out of memory" not in str(error):
+            raise
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), OUT_OF_MEMORY), soft_wrap=True)
+        sys.exit(2)
     except (TacitError, OSError) as error:
         # Only the kind of the error is logged: its text may quote the data.
         LOG.error("stopped by %s", type(error).__name__)

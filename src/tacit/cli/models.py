@@ -15,6 +15,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from tacit.cli import show
 from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
@@ -82,7 +83,10 @@ def train(
     from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
 
     if resume is not None:
-        if given := [flag for flag in (*FLAGS, "path", "out_path", "config", "plan", "assignments") if local[flag]]:
+        others = ("path", "out_path", "config", "plan", "assignments", "split", "party")
+        given = [flag for flag in (*FLAGS, *others) if local[flag] is not None]
+        given += [flag for flag in ("pooled", "force") if local[flag]]
+        if given:
             raise TacitError(f"--resume goes on with a run as it is: {given[0].replace('_', '-')} cannot change it.")
         _train(Run.open(resume), as_json)
         return
@@ -112,7 +116,7 @@ def train(
 
 
 def _graph_section(given: Any) -> dict[str, Any]:
-    known = {"path": str, "party": str, "pool": bool, "split": list}
+    known: dict[str, type] = {"path": str, "party": str, "pool": bool, "split": list}
     if not isinstance(given, dict):
         raise BadInput("[graph] is a section with keys: path, party, pool, split.")
     for key, value in given.items():
@@ -120,6 +124,8 @@ def _graph_section(given: Any) -> dict[str, Any]:
             raise BadInput(f"there is no setting 'graph.{key}'. There are: {', '.join(known)}.")
         if not isinstance(value, known[key]):
             raise BadInput(f"found {excerpt(repr(value))} as graph.{key}; expected a {known[key].__name__}.")
+        if isinstance(value, list) and not all(isinstance(share, int | float) for share in value):
+            raise BadInput(f"found {excerpt(repr(value))} as graph.split; expected three shares.")
     return given
 
 
@@ -149,16 +155,15 @@ def _train(run: Run, as_json: bool) -> None:
         with bar(run.settings, as_json) as on_event:
             run.train(on_event)
     except KeyboardInterrupt:
-        show.say(f"\nStopped. Go on with: tacit train --resume {run.path}")
+        Console(stderr=True).print(Text(f"\nStopped. Go on with: tacit train --resume {run.path}"))
         raise typer.Exit(130) from None
     seconds = time.perf_counter() - began
     baselines = {s: evaluated(Model.popular(run.graph), run.graph, s, run.settings) for s in run.metrics}  # type: ignore[arg-type]
-    best = json.loads((run.path / "private" / "metrics.json").read_text())["best_epoch"] if run.path else None
     if as_json:
         facts = {split: metrics.json() for split, metrics in run.metrics.items()}
         popular = {split: metrics.json() for split, metrics in baselines.items()}
-        print(json.dumps({"out": str(run.path), "best_epoch": best, "seconds": round(seconds, 2), "epsilon": None}
-                         | {"metrics": facts, "popularity": popular}))  # fmt: skip
+        about = {"out": str(run.path), "best_epoch": run.best_epoch, "seconds": round(seconds, 2), "epsilon": None}
+        print(json.dumps(about | {"metrics": facts, "popularity": popular}))
         return
     rows = [(split, *_numbers(metrics)) for split, metrics in run.metrics.items()]
     rows += [(f"{split}, by popularity alone", *_numbers(metrics)) for split, metrics in baselines.items()]
@@ -168,7 +173,7 @@ def _train(run: Run, as_json: bool) -> None:
         show.table("split", *COLUMNS, rows=rows, title=title)
     else:
         show.warn(["there are no validation and test triples, so nothing is measured: --split 0.8,0.1,0.1 makes some"])
-    show.say(f"Best at epoch {best}; {seconds:.1f} s. Not private: the rows tell of the triples.")
+    show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. Not private: the rows tell of the triples.")
     show.say(f"Kept in {run.path}. To try next: tacit evaluate {run.path} --per-relation")
 
 
@@ -248,7 +253,7 @@ def evaluate(
                 graph.splits[split].triples,
                 graph.statements.triples,
                 sides=sides or wanted.sides,  # type: ignore[arg-type]
-                memory_mb=memory_mb or wanted.memory_mb,
+                memory_mb=wanted.memory_mb if memory_mb is None else memory_mb,
                 typed=typed_candidates(graph) if typed else None,
             )
             for label, model in (("model", run.model), ("popularity", Model.popular(graph)))
@@ -300,7 +305,11 @@ def _probe(run: Run, file: Path) -> Any:
     from tacit.evaluation import classify_entities
 
     ids, classes = [], []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is no UTF-8 text.") from None
+    for number, line in enumerate(lines, 1):
         name, tab, label = line.partition("\t")
         if not tab or not label:
             raise BadInput(f"{file}:{number}: found {excerpt(line)}; expected an entity, a tab, its class.")

@@ -14,7 +14,7 @@ unless asked otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from tacit.errors import BadValue, TacitError
-from tacit.graph import Graph
+from tacit.graph import Graph, triple_keys
 from tacit.models.model import Model, Queries
 
 Tensor = Any
@@ -163,7 +163,7 @@ def rank(
     if ((triples < 0) | (triples >= limits)).any():
         raise BadValue("a triple that is asked for has an entity or a relation that the model has no row for")
     facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
-    facts = np.unique(np.asarray(facts, np.int64).reshape(-1, 3), axis=0)
+    facts = _distinct(np.asarray(facts, np.int64).reshape(-1, 3))
     found = []
     with torch.no_grad():
         for asks_head in [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]:
@@ -179,7 +179,8 @@ def _rank_side(model: Model, triples: Any, facts: Any, asks_head: bool, memory_m
     queries = Queries(model, ids[:, 1], ids[:, known_column], asks_head=asks_head)
     counting = _Counting(model, queries, ids[:, column], ids[:, 1], memory_mb, allowed)
     counting.everyone()
-    counting.leave_out(*_true_answers(triples, facts, column, known_column))
+    for piece in _true_answers(triples, facts, column, known_column, counting.at_once()):
+        counting.leave_out(*piece)
     return Ranks(
         counting.greater.cpu().numpy(),
         counting.equal.cpu().numpy(),
@@ -203,7 +204,7 @@ class _Counting:
         self.queries, self.target, self.relation, self.entities = queries, target, relation, model.entities
         self.budget = memory_mb * 2**20
         every = torch.arange(len(target), device=target.device)
-        self.target_score = torch.cat([self._score(index, target[index]) for index in every.split(self._pairs())] or [
+        self.target_score = torch.cat([self._score(index, target[index]) for index in every.split(self.at_once())] or [
             model.tables.entity.new_zeros(0)
         ])  # fmt: skip
         if not bool(self.target_score.isfinite().all()):
@@ -219,7 +220,7 @@ class _Counting:
             self.candidates = torch.bincount(pairs[:, 0], minlength=model.relations)[relation]
             self.candidates += ~self._is_allowed(relation, target)
 
-    def _pairs(self) -> int:
+    def at_once(self) -> int:
         """How many single pairs may be scored at once."""
         width = self.queries.entity.shape[1] + self.queries.model.tables.relation.shape[1]
         return max(SMALLEST, int(self.budget / (8 * self.queries.entity.element_size() * width)))
@@ -250,6 +251,7 @@ class _Counting:
         score -= self.target_score[index][:, None]
         near = score.abs() <= slack
         above = score > slack
+        exact = slack == 0  # nothing was rounded differently: no pair has to be looked at again
         if self.allowed is not None:
             fits = self._fitting(index, candidates)
             near &= fits
@@ -258,13 +260,15 @@ class _Counting:
         itself = ((target >= candidates.start) & (target < candidates.stop)).nonzero()[:, 0]
         near[itself, target[itself] - candidates.start] = above[itself, target[itself] - candidates.start] = False
         self.greater[index] += above.sum(1)
+        self.equal[index] += (near & exact).sum(1)
+        near &= ~exact
         del score, above
         query, candidate = near.nonzero(as_tuple=True)
         self._settle(query, candidate, index.start, candidates.start)
 
     def _settle(self, query: Tensor, candidate: Tensor, first: int, begin: int) -> None:
         """Score each pair that rounding could decide by itself."""
-        for q, c in zip(query.split(self._pairs()), candidate.split(self._pairs()), strict=True):
+        for q, c in zip(query.split(self.at_once()), candidate.split(self.at_once()), strict=True):
             self._count(q + first, c + begin, 1)
 
     def _count(self, query: Tensor, candidate: Tensor, sign: int) -> None:
@@ -294,12 +298,18 @@ class _Counting:
             fits = self._is_allowed(self.relation[query], candidate)
             query, candidate = query[fits], candidate[fits]
         self.candidates -= torch.bincount(query, minlength=len(self.target))
-        for q, c in zip(query.split(self._pairs()), candidate.split(self._pairs()), strict=True):
+        for q, c in zip(query.split(self.at_once()), candidate.split(self.at_once()), strict=True):
             self._count(q, c, -1)
 
 
-def _true_answers(triples: Any, facts: Any, column: int, known_column: int) -> tuple[Any, Any]:
-    """(query, entity) for every other true answer of every query."""
+def _distinct(facts: Any) -> Any:
+    """Each fact once."""
+    entities, relations = (int(facts[:, columns].max(initial=0)) + 1 for columns in ([0, 2], [1]))
+    return facts[np.unique(triple_keys(facts, entities, relations), return_index=True)[1]]
+
+
+def _true_answers(triples: Any, facts: Any, column: int, known_column: int, most: int) -> Iterator[tuple[Any, Any]]:
+    """(query, entity) for every other true answer of every query, about `most` at a time: a hub has very many."""
     entities = int(max(triples.max(initial=0), facts.max(initial=0))) + 1
     asked = triples[:, 1] * entities + triples[:, known_column]
     there = facts[:, 1] * entities + facts[:, known_column]
@@ -309,7 +319,12 @@ def _true_answers(triples: Any, facts: Any, column: int, known_column: int) -> t
     there, answers = there[order], answers[order]
     first, last = np.searchsorted(there, asked, "left"), np.searchsorted(there, asked, "right")
     many = last - first
-    query = np.repeat(np.arange(len(triples)), many)
-    answer = answers[np.repeat(first - np.cumsum(many) + many, many) + np.arange(int(many.sum()))]
-    other = answer != triples[query, column]
-    return query[other], answer[other]
+    begin = 0
+    while begin < len(triples):
+        end = begin + max(1, int(np.searchsorted(np.cumsum(many[begin:]), most, "right")))
+        some = many[begin:end]
+        query = np.repeat(np.arange(begin, min(end, len(triples))), some)
+        answer = answers[np.repeat(first[begin:end] - np.cumsum(some) + some, some) + np.arange(int(some.sum()))]
+        other = answer != triples[query, column]
+        yield query[other], answer[other]
+        begin = end

@@ -138,7 +138,8 @@ class Queries:
             head, tail = (entity, known_ids) if self.asks_head else (known_ids, entity)
             term = prior.of(head, relations, tail)
             score = score + term
-            slack = slack + 4 * eps * (term.abs().amax(-1, keepdim=True) + score.abs().amax(-1, keepdim=True))
+            more = 4 * eps * (term.abs().amax(-1, keepdim=True) + score.abs().amax(-1, keepdim=True))
+            slack = torch.where(slack == 0, 0.0, slack + more)  # a prior alone is added as `pairs` adds it
         return score, slack
 
     def bytes_per_pair(self) -> int:
