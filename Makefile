@@ -30,7 +30,7 @@ quick: setup   ## the short loop: tests that take no time
 	$(BIN)/pytest -m 'not slow and not full' -n 2 $(PYTEST_FLAGS)
 
 full: setup lint ## the long tests too; the result is kept
-	$(BIN)/pytest --result=benchmarks/results/full.json $(PYTEST_FLAGS)
+	$(BIN)/pytest --result=benchmarks/results/full.json -n 2 $(PYTEST_FLAGS)
 
 lint: setup    ## ruff and mypy
 	$(BIN)/ruff check .

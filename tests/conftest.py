@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=2000)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
 
 
 def pytest_addoption(parser):
@@ -25,7 +25,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    hypothesis.settings.load_profile("full" if config.getoption("--result") else "default")
+    hypothesis.settings.load_profile("full" if config.getoption("--result") else "default")  # workers of xdist, too
     config.started = time.time()
 
 
