@@ -15,7 +15,7 @@ with contextlib.suppress(ImportError):  # a GPU box may have no pytest
 from tacit.clinic import clinic
 from tacit.evaluation import rank, typed_candidates
 from tacit.models import SCORERS
-from tacit.negatives import NEGATIVES
+from tacit.negatives import NEGATIVES, SIDES
 from tacit.settings import Settings, combine
 from tacit.training import Fit
 
@@ -23,17 +23,17 @@ SMALL = clinic("small", 3)
 BASE = {"scorer": {"dim": 6}, "training": {"batch": 64, "epochs": 2}, "negatives": {"count": 8}}
 
 
-def fitted(device, **changes):
+def fitted(device, kernel="auto", **changes):
     wanted = Settings.make(combine(BASE, changes))
     pairs = [np.array([[0, 0], [1, 1]])] * 3 if changes.get("negatives", {}).get("name") == "public-pairs" else None
-    fit = Fit(wanted, SMALL.graphs, device=device, pairs=pairs)
+    fit = Fit(wanted, SMALL.graphs, device=device, pairs=pairs, kernel=kernel)
     losses = [fit.epoch().loss for _ in range(2)]
     return fit, losses
 
 
-def check_same(**changes):
+def check_same(kernel="auto", **changes):
     here, ours = fitted("cpu", **changes)
-    there, theirs = fitted("cuda", **changes)
+    there, theirs = fitted("cuda", kernel, **changes)
     assert np.allclose(ours, theirs, rtol=1e-4), changes
     for name, tensor in here.cohort.tables.tensors().items():
         other = there.cohort.tables.tensors()[name].cpu()
@@ -60,6 +60,23 @@ def test_all_negatives_and_options_train_the_same():
     )
     for optimizer in ("adagrad", "sgd", "sparse-adam"):
         check_same(optimizer={"name": optimizer})
+
+
+def test_whole_epochs_on_the_gpu_train_the_same():
+    """Draws, sides, filters, pools and Adam in kernels, against the reference on a CPU."""
+    kinds = ({"filtered": True}, {"count": 5}, {"name": "pool", "count": 7})
+    several = [({"name": "transe"}, sides, more) for sides in SIDES for more in kinds]
+    several += [({"name": name}, "random", {"filtered": True}) for name in ("rotate", "distmult", "complex")]
+    several += [({"name": "transe", "norm": 2}, "random", {}), ({"name": "rotate", "dim": 8}, "tails", {})]
+    for scorer, sides, more in several:
+        negatives = {"count": 6, "sides": sides} | more
+        here, there = check_same("triton", scorer={"dim": 5} | scorer, negatives=negatives)
+        assert there.epochs is not None
+        assert here.cohort.steps.tolist() == there.cohort.steps.tolist()
+    check_same("triton", training={"reciprocal": True}, negatives={"sides": "both", "filtered": True})
+    check_same("triton", training={"steps": 5})
+    for loss in ("logistic", "softmax", "margin"):
+        check_same("triton", loss={"name": loss})
 
 
 def test_ranks_are_the_same():

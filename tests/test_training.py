@@ -25,7 +25,7 @@ from tacit.errors import BadInput, BadValue, TacitError
 from tacit.examples import Examples, Sampling
 from tacit.folders import PRIVATE
 from tacit.graph import Graph
-from tacit.kernels import KERNELS, Plain
+from tacit.kernels import Plain, Reference
 from tacit.losses import LOSSES
 from tacit.models import SCORERS, Layout
 from tacit.models.tables import relation_weights
@@ -541,14 +541,14 @@ def test_a_loss_that_is_not_a_number_stops_with_the_step_and_keeps_the_last_chec
     wanted = quick(training={"batch": 64, "epochs": 9}, evaluation={"every": 2})
     run = create(SMALL[0], wanted, tmp_path / "run")
     steps = Fit(wanted, [SMALL[0]]).examples.steps_per_epoch()[0]
-    accumulate, calls = KERNELS["reference"].accumulate, [0]
+    accumulate, calls = Reference.accumulate, [0]
 
     def poisoned(self, *arguments):
         calls[0] += 1
         loss, norms = accumulate(self, *arguments)
         return (loss * float("nan") if calls[0] == 5 * steps + 2 else loss), norms
 
-    monkeypatch.setattr(KERNELS["reference"], "accumulate", poisoned)
+    monkeypatch.setattr(Reference, "accumulate", poisoned)
     with pytest.raises(Diverged, match="learning rate") as caught:
         run.train()
     assert caught.value.step == 5 * steps + 2
@@ -724,7 +724,7 @@ def test_settings_survive_json_and_toml():
         ({"optimizer": {"learning_rate": float("nan")}}, "that can be"),
         ({"optimizer": {"learning_rate": float("inf")}}, "that can be"),
         ({"optimizer": {"learning_rate": -1}}, "above 0"),
-        ({"optimizer": {"eps": -1.0}}, "above 0"),
+        ({"optimizer": {"eps": -1.0}}, "at least 0"),
         ({"training": {"steps": 10**30}}, "that can be"),
         ({"scorer": {"name": []}}, "there is no scorer"),
         ({"name": "../x"}, "letters, digits"),

@@ -58,6 +58,7 @@ class World:
         self.entity_start = torch.tensor(layout.entity_start, device=device)
         self.relation_start = torch.tensor(layout.relation_start, device=device)
         self.relations = torch.tensor(layout.relations, device=device)
+        self.entity_total, self.relation_total = layout.entity_start[-1], layout.relation_start[-1]
         self.many, self.first, self.entity = self._stacked(candidates, layout.entity_start)
         self.pairs = None
         if pairs is not None:

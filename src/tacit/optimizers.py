@@ -28,8 +28,8 @@ class Optimizer:
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
             raise BadValue(f"learning_rate is above 0, not {self.learning_rate}")
-        if not getattr(self, "eps", 1.0) > 0:
-            raise BadValue(f"eps is above 0, not {self.eps}")  # type: ignore[attr-defined]
+        if not getattr(self, "eps", 1.0) >= 0:
+            raise BadValue(f"eps is at least 0, not {self.eps}")  # type: ignore[attr-defined]
 
     def moved(
         self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tacit.errors import BadInput, TacitError, excerpt
 from tacit.evaluation.ranking import NO_METRICS, Metrics, rank
 from tacit.examples import Examples
 from tacit.graph import Graph, SplitName
-from tacit.kernels import KERNELS, Objective, Plain
+from tacit.kernels import Objective, Plain, kernel_for
 from tacit.losses import KVsAll
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
@@ -85,7 +85,7 @@ class Fit:
         prior: Prior | None = None,
         weights: Sequence[Tensor] | None = None,
         pairs: Sequence[np.ndarray] | None = None,
-        kernel: str = "reference",
+        kernel: str = "auto",
         device: str | None = None,
     ):
         for graph in graphs:
@@ -107,7 +107,9 @@ class Fit:
         tables = tables.like(lambda tensor: tensor.to(self.device))
         self.prior = prior
         self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
-        self.kernel = KERNELS[kernel](Objective(scorer, settings.loss, settings.regulariser, prior), self.layout)
+        self.kernel = kernel_for(kernel, self.device)(
+            Objective(scorer, settings.loss, settings.regulariser, prior), self.layout
+        )
         self.examples = Examples(
             graphs,
             self.layout,
@@ -119,10 +121,22 @@ class Fit:
             widths=scorer.widths(dim),
             device=self.device,
         )
+        self.epochs: Any = None
+        if self.device.type == "cuda" and kernel in ("auto", "triton"):
+            self._prepare_gpu()
         self.best = tables.like(torch.clone)
         parties = len(graphs)
         self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
         self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
+
+    def _prepare_gpu(self) -> None:
+        """Whole epochs on the GPU, where its kernels cover this training."""
+        from tacit.kernels.gpu import Epochs
+
+        if Epochs.fits(self.cohort, self.examples, self.kernel):
+            began = time.perf_counter()
+            self.epochs = Epochs(self.cohort, self.examples, cast(Any, self.kernel))
+            LOG.info("kernels for the GPU were ready after %.1f s", time.perf_counter() - began)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -135,6 +149,13 @@ class Fit:
         total = torch.zeros(len(self.layout), dtype=torch.float64, device=self.device)
         count, losses, steps = torch.zeros_like(total), [], 0
         first = cohort.steps.clone()
+        if self.epochs is not None:
+            sums, taken, examples_seen = self.epochs.run(wanted, most)
+            total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())
+            self._look(list(sums.sum(1)), steps, first)
+            cohort.epochs += wanted
+            mean = (total / count).tolist()
+            return EpochReport(tuple(mean), steps, int(count.sum()), time.perf_counter() - began)
         for step in self.examples.epoch(cohort.epochs, cohort.steps, wanted, most):
             loss, _ = self.kernel.accumulate(cohort.tables, step.chunk, Plain(), cohort.gradients)
             cohort.finish(step.divisor, step.active)
