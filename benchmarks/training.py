@@ -4,8 +4,8 @@
 
 FB15K-237 is the folder of the dataset, or a file made of it by tacit.tensors.save_graph (for a machine with torch
 alone). Dim 128, 256 filtered negatives, self-adversarial loss, Adam, float32. An epoch includes shuffling, sampling,
-filtering, gradients and the optimizer. Each row says its floor: the bytes that gathering and scattering the rows, and a dense
-Adam, have to move, at the device's memory bandwidth.
+filtering, gradients and the optimizer. Each row says its floor: the bytes that gathering and scattering the rows, and a
+dense Adam, have to move, at the device's memory bandwidth.
 """
 
 from __future__ import annotations
