@@ -66,7 +66,7 @@ offline-bundle: setup ## wheels, data and a plan: all that a machine without a n
 	cp scripts/offline-train build/offline/train
 	@echo "build/offline is ready: copy it, and run ./train there"
 
-bench: setup   ## the benchmarks of reading (beside pandas and PyKEEN) and importing
+bench: setup   ## the benchmarks of reading (beside pandas and PyKEEN) and importing; training: benchmarks/training.py
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/importing.py

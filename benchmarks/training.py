@@ -15,7 +15,6 @@ import json
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -113,8 +112,9 @@ def main() -> None:
         print(f"{label:34}" + "".join(f"{'':10}" if n is None else f"{n:10.4f}" for n in numbers), flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else platform.processor() or platform.machine()
+    command = f"python benchmarks/training.py --graph {chosen.graph} --device {chosen.device} --epochs {chosen.epochs}"
     about = {"schema": "tacit.benchmark/1", "device": device, "torch": torch.__version__, "commit": commit or None}
-    about |= {"python": platform.python_version(), "threads": torch.get_num_threads(), "command": " ".join(sys.argv)}
+    about |= {"python": platform.python_version(), "threads": torch.get_num_threads(), "command": command}
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(about | {"rows": results}, indent=2) + "\n")
 

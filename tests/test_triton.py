@@ -88,7 +88,7 @@ def check_gradients(rng, scorer, loss):
 
 def check_epochs(sides, negatives, reciprocal=False):
     """Shuffles, sides, draws, filters, pools and Adam of two unequal parties, one of which then rests."""
-    from tacit.kernels.gpu import Epochs
+    from tacit.kernels.epochs import Epochs
 
     def graph(seed, entities, count):
         rng = np.random.default_rng(seed)

@@ -131,7 +131,7 @@ class Fit:
 
     def _prepare_gpu(self) -> None:
         """Whole epochs on the GPU, where its kernels cover this training."""
-        from tacit.kernels.gpu import Epochs
+        from tacit.kernels.epochs import Epochs
 
         if Epochs.fits(self.cohort, self.examples, self.kernel):
             began = time.perf_counter()
