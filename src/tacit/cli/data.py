@@ -50,7 +50,10 @@ def data_inspect(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a graph holds and what is suspicious about it."""
+    """Show what a graph holds and what is suspicious about it.
+
+    PATH is a file, a folder, the name of a benchmark, or clinic-small or clinic-demo.
+    """
     with show.busy(f"reading {path}", as_json):
         found = read_any(path, data, columns, separator, header, skip_bad)
         views = [inspect(graph) for graph in (found if isinstance(found, Parties) else [found])]

@@ -77,7 +77,10 @@ def train(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model of one graph, and keep the one that was best on validation."""
+    """Train a model of one graph, and keep the one that was best on validation.
+
+    PATH is a file, a folder, the name of a benchmark, or clinic-small or clinic-demo.
+    """
     local = locals()
     from tacit.run import Run, create, write_plan
     from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
