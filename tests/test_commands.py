@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -112,13 +113,20 @@ def test_a_stopped_run_is_resumed(tmp_path):
     write_graph(SMALL[0], tmp_path / "graph")
     arguments = [sys.executable, "-m", "tacit", "train", "graph", *map(str, FAST), "--epochs", "1000", "--out", "run",
                  "--set", "evaluation.patience=1000"]  # fmt: skip
-    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
     journal = tmp_path / "run" / "private" / "metrics.jsonl"
     for _ in range(3000):
         if journal.exists() and journal.stat().st_size > 200:
             break
         time.sleep(0.02)
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     out, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "tacit train --resume run" in told
