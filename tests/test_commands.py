@@ -183,6 +183,18 @@ def test_evaluate_shows_what_is_asked_for(run_folder, tmp_path):
     assert "is no run" in tacit("evaluate", tmp_path, code=2).stderr
 
 
+def test_a_baseline_too_large_for_the_memory_is_left_out_and_said(run_folder, capsys):
+    from tacit.cli import models
+
+    run = Run.open(run_folder)
+    need = 8 * len(run.graph.relations) * len(run.graph.entities) / 2**20
+    assert models._popular(run.graph, need * 1.01) is not None
+    assert models._popular(run.graph, need * 0.99) is None
+    assert "popularity is left out" in capsys.readouterr().err
+    done = tacit("evaluate", run_folder, "--memory-mb", 0, "--json", code=2)
+    assert "memory_mb is above 0" in done.stderr
+
+
 def test_predict_answers_by_name(run_folder):
     run = Run.open(run_folder)
     h, r, t = next(run.graph.named("test"))

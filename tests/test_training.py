@@ -363,8 +363,10 @@ def test_every_loss_with_every_kind_of_negatives_learns_or_is_refused(loss, kind
 
 
 def test_everything_says_whether_privacy_allows_it():
-    assert quick().refusals() == []
+    public = {"negatives": {"scope": "vocabulary"}}
+    assert Settings.make(public).refusals() == []
     refused = {
+        "own entities": {"negatives": {"scope": "own"}},
         "k-vs-all": {"loss": {"name": "k-vs-all"}, "negatives": {"name": "all"}},
         "other triples": {"negatives": {"filtered": True}},
         "bernoulli": {"negatives": {"sides": "bernoulli"}},
@@ -373,12 +375,12 @@ def test_everything_says_whether_privacy_allows_it():
         "statistics": {"scorer": {"name": "transm"}},
     }
     for word, values in refused.items():
-        [reason] = Settings.make(values).refusals()
+        [reason] = Settings.make(combine(public, values)).refusals()
         assert word in reason
     allowed = {
         "regulariser": {"name": "n3", "weight": 0.1},
         "training": {"dropout": 0.1, "reciprocal": True},
-        "negatives": {"name": "pool", "sides": "both"},
+        "negatives": {"name": "pool", "sides": "both", "scope": "vocabulary"},
     }
     assert Settings.make(allowed).refusals() == []
 

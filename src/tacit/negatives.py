@@ -124,6 +124,8 @@ class Negatives:
         """Why this may not be used under privacy; None: it may."""
         if self.sides == "bernoulli":
             return "bernoulli sides follow the numbers of heads and tails of all triples of a relation"
+        if self.scope == "own":
+            return "negatives from the party's own entities tell which entities its triples have: use the vocabulary"
         return self.refused
 
     def draw(self, world: World, asked: Asked, seed: int) -> dict[str, Any]:
@@ -199,6 +201,9 @@ class Pool(Negatives):
 @dataclass(frozen=True)
 class Everyone(Negatives):
     """All entities of the party, for one-vs-all and k-vs-all."""
+
+    def refusal(self) -> str | None:
+        return None  # nothing is drawn, and whoever is in the table is in the vocabulary
 
     def draw(self, world: World, asked: Asked, seed: int) -> dict[str, Any]:
         return {"everyone": True}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -227,17 +227,6 @@ def parse_assignment(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return combine({key.strip(): parsed})
-
-
-def keys() -> Iterator[tuple[str, Any]]:
-    """Every key there is with its default, class by class, for documentation: ("scorer.transe.norm", 1)."""
-    for section, registry in REGISTRIES.items():
-        for name, kind in registry.items():
-            for f in fields(kind):
-                yield f"{section}.{name}.{f.name}", f.default
-    for section, kind in (("training", Training), ("evaluation", Evaluation)):
-        for f in fields(kind):
-            yield f"{section}.{f.name}", f.default
 
 
 def _name_of(registry: Mapping[str, Any], value: Any) -> str:

@@ -25,6 +25,7 @@ from tacit.parties import Parties, partition, pool
 
 if TYPE_CHECKING:
     from tacit.evaluation.ranking import Metrics
+    from tacit.models.model import Model
     from tacit.run import Run
     from tacit.settings import Settings
     from tacit.training import Event
@@ -150,7 +151,6 @@ def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bo
 
 
 def _train(run: Run, as_json: bool) -> None:
-    from tacit.models.model import Model
     from tacit.training import evaluated
 
     began = time.perf_counter()
@@ -161,7 +161,9 @@ def _train(run: Run, as_json: bool) -> None:
         Console(stderr=True).print(Text(f"\nStopped. Go on with: tacit train --resume {run.path}"))
         raise typer.Exit(130) from None
     seconds = time.perf_counter() - began
-    baselines = {s: evaluated(Model.popular(run.graph), run.graph, s, run.settings) for s in run.metrics}  # type: ignore[arg-type]
+    popular_model = _popular(run.graph, run.settings.evaluation.memory_mb)
+    splits = run.metrics if popular_model is not None else ()
+    baselines = {s: evaluated(popular_model, run.graph, s, run.settings) for s in splits}  # type: ignore[arg-type]
     if as_json:
         facts = {split: metrics.json() for split, metrics in run.metrics.items()}
         popular = {split: metrics.json() for split, metrics in baselines.items()}
@@ -178,6 +180,16 @@ def _train(run: Run, as_json: bool) -> None:
         show.warn(["there are no validation and test triples, so nothing is measured: --split 0.8,0.1,0.1 makes some"])
     show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. Not private: the rows tell of the triples.")
     show.say(f"Kept in {run.path}. To try next: tacit evaluate {run.path} --per-relation")
+
+
+def _popular(graph: Graph, memory_mb: float) -> Model | None:
+    """The baseline, where its two tables of every relation with every entity fit into the memory for ranking."""
+    from tacit.models.model import Model
+
+    if 8 * len(graph.relations) * len(graph.entities) > memory_mb * 2**20:
+        show.warn_aside("popularity is left out: it would take more memory than evaluation.memory_mb allows")
+        return None
+    return Model.popular(graph)
 
 
 def _numbers(metrics: Metrics) -> tuple[str, ...]:
@@ -239,7 +251,6 @@ def evaluate(
 ) -> None:
     """Rank the true answers among all entities; classify, probe and compare if asked."""
     from tacit.evaluation import classify_triples, rank, typed_candidates
-    from tacit.models.model import Model
     from tacit.run import Run
 
     run = Run.open(path)
@@ -248,7 +259,7 @@ def evaluate(
         raise TacitError(f"--split is train, valid or test; not {split!r}.")
     if not len(graph.splits[split]):
         raise TacitError(f"{path}: its graph has no {split} triples.")
-    order = ties or wanted.ties
+    order, memory = ties or wanted.ties, wanted.memory_mb if memory_mb is None else memory_mb
     with show.busy("ranking", as_json):
         ranks = {
             label: rank(
@@ -256,10 +267,11 @@ def evaluate(
                 graph.splits[split].triples,
                 graph.statements.triples,
                 sides=sides or wanted.sides,  # type: ignore[arg-type]
-                memory_mb=wanted.memory_mb if memory_mb is None else memory_mb,
+                memory_mb=memory,
                 typed=typed_candidates(graph) if typed else None,
             )
-            for label, model in (("model", run.model), ("popularity", Model.popular(graph)))
+            for label, model in (("model", run.model), ("popularity", _popular(graph, memory)))
+            if model is not None
         }
     overall = {label: found.metrics(order) for label, found in ranks.items()}  # type: ignore[arg-type]
     by_side = ranks["model"].by_side(order)  # type: ignore[arg-type]

@@ -51,6 +51,11 @@ def warn(warnings: Any) -> None:
         say("! " + warning, "yellow")
 
 
+def warn_aside(warning: str) -> None:
+    """A warning that may not get in the way of JSON on the standard output."""
+    Console(stderr=True).print(Text("! " + warning, style="yellow"))
+
+
 def graph(path: str, seen: Inspection, benchmark: str | None, *, every_relation: bool) -> None:
     head = f"{path}: {seen.entities:,} entities, {seen.relations:,} relations"
     say(head + (f"; this is {benchmark} as published" if benchmark else ""), "bold")
