@@ -400,8 +400,8 @@ def _example(
             if NEGATIVE:
                 for j0 in range(0, N, BN):
                     j = j0 + tl.arange(0, BN)
-                    row, there, prior = _candidates(ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h, t,
-                                                    turn, N, POOL, PRIOR, SMALL)  # fmt: skip
+                    row, there, prior = _candidates(ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h,
+                                                    t, turn, N, POOL, PRIOR, SMALL)  # fmt: skip
                     free = there
                     times = there.to(tl.float32)
                     if not POOL:
