@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before anything loads torch: see tacit/__init__.py
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: one thread each, and none waits for another's
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest

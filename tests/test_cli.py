@@ -15,11 +15,13 @@ from tacit import Graph, __version__, inspect, partition, pool, read_graph, read
 from tacit.datasets import clinic
 
 
-def tacit(*args, cwd=None, code=0, env=None):
+def tacit(*args, cwd=None, code=0, env=None, timeout=120):
     """Run the command; whatever happens, no traceback."""
     command = [sys.executable, "-m", "tacit", *map(str, args)]
     environment = {**os.environ, "COLUMNS": "100", **(env or {})}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
     assert "Traceback" not in done.stderr
     assert done.returncode == code, done.stderr
     return done
@@ -103,11 +105,11 @@ def test_convert(graph_file, tmp_path, format):
 @pytest.mark.slow
 @pytest.mark.slow
 def test_the_demo(tmp_path):
-    shown = tacit("demo", "--out", "demo", cwd=tmp_path)
+    shown = tacit("demo", "--out", "demo", cwd=tmp_path, timeout=400)
     assert "riverside" in shown.stdout
     assert "divided by relations" in shown.stdout
     assert read_parties(tmp_path / "demo") == clinic("demo", 0)
-    found = json.loads(tacit("demo", "--out", "demo", "--force", "--json", cwd=tmp_path).stdout)
+    found = json.loads(tacit("demo", "--out", "demo", "--force", "--json", cwd=tmp_path, timeout=400).stdout)
     assert len(found["hospitals"]["parties"]) == 5
 
 
