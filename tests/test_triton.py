@@ -88,7 +88,7 @@ def check_gradients(rng, scorer, loss):
 
 def check_epochs(sides, negatives, reciprocal=False):
     """Shuffles, sides, draws, filters, pools and Adam of two unequal parties, one of which then rests."""
-    from tacit.kernels.epochs import Epochs
+    from tacit.kernels.gpu_epochs import GpuEpochs
 
     def graph(seed, entities, count):
         rng = np.random.default_rng(seed)
@@ -104,8 +104,8 @@ def check_epochs(sides, negatives, reciprocal=False):
                             "negatives": {"count": 6, "sides": sides} | negatives})  # fmt: skip
     graphs = [graph(1, 9, 14), graph(2, 31, 25)]
     slow, fast = (Fit(wanted, graphs, numbers=[5, 3], kernel=name, device="cpu") for name in ("reference", "triton"))
-    assert Epochs.fits(fast.cohort, fast.examples, fast.kernel)
-    fast.epochs = Epochs(fast.cohort, fast.examples, fast.kernel)
+    assert GpuEpochs.fits(fast.cohort, fast.examples, fast.kernel)
+    fast.prepare()
     for active in (None, np.array([True, False])):
         ours, theirs = fast.epoch(active), slow.epoch(active)
         assert np.allclose(ours.loss, theirs.loss, rtol=1e-4, equal_nan=True)

@@ -6,19 +6,47 @@ not its optimizer's memory, not its count of steps. A real party is a cohort of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from tacit.draws import Purpose, Secret
 from tacit.kernels.contract import Gradients
 from tacit.models import Layout, Part, Scorer, Tables
 from tacit.models.tables import PARTS
 from tacit.optimizers import Optimizer
 
 Tensor = Any
-Noise = Callable[[Gradients, Tensor], None]
-"""Adds noise to the gradients of the active parties, in place: (gradients, (parties,) active)."""
+
+
+@dataclass(frozen=True)
+class SecretNoise:
+    """Normal noise on every number of every row, touched or not, of all tables of the active parties.
+
+    Attributes
+    ----------
+    deviation
+        (parties,): of each number of a sum of clipped gradients; the clip times the noise multiplier.
+    """
+
+    secret: Secret
+    deviation: Tensor
+
+    def add(self, gradients: Gradients, layout: Layout, steps: Tensor, active: Tensor) -> None:
+        """Party by party, from its own stream at its own count of steps: what fused kernels are held against."""
+        tables, device = gradients.tables, steps.device
+        for party in active.nonzero()[:, 0].tolist():
+            own = {
+                Purpose.NOISE_ENTITY: [tables.entity[layout.rows("entity", party)]],
+                Purpose.NOISE_RELATION: [tables.relation[layout.rows("relation", party)]],
+                Purpose.NOISE_SHARED: [tensor[party] for tensor in tables.shared],
+            }
+            for purpose, tensors in own.items():
+                size, number, step = sum(t.numel() for t in tensors), layout.numbers[party], int(steps[party])
+                noise = self.secret.normal(purpose, number, step, size, device) * self.deviation[party]
+                for tensor, values in zip(tensors, noise.split([t.numel() for t in tensors]), strict=True):
+                    tensor += values.to(tensor.dtype).reshape(tensor.shape)
 
 
 class Cohort:
@@ -45,7 +73,7 @@ class Cohort:
         self.owner = {part: layout.owner(part, device) for part in PARTS}
 
     def finish(
-        self, divisor: Tensor, active: Tensor, *, noise: Noise | None = None, relation_scale: float = 1.0
+        self, divisor: Tensor, active: Tensor, *, noise: SecretNoise | None = None, relation_scale: float = 1.0
     ) -> None:
         """End a step: noise, the mean over `divisor` (parties,), the optimizer, the constraints; buffers become empty.
 
@@ -53,7 +81,7 @@ class Cohort:
         """
         gradients = self.gradients
         if noise is not None:
-            noise(gradients, active)
+            noise.add(gradients, self.layout, self.steps, active)
         if relation_scale != 1.0:
             gradients.tables.relation.div_(relation_scale)
         self.steps += active
@@ -100,7 +128,8 @@ class Cohort:
         lists = self.gradients.entity_rows if part == "entity" else self.gradients.relation_rows
         if not lists:
             return torch.zeros(0, dtype=torch.int64, device=self.steps.device)
-        return torch.cat([rows.reshape(-1) for rows in lists]).unique()
+        rows = torch.cat([rows.reshape(-1) for rows in lists]).unique()
+        return rows[rows >= 0]  # what is absent is no row
 
     def _forget(self) -> None:
         """Empty the buffers where they were written to, and nowhere else."""

@@ -17,7 +17,8 @@ The 128-bit counter of a block is laid out as
 
 and the 64-bit key is the seed. This layout is a promise: changing it changes every seeded result.
 
-These bits are *public*: whoever knows the seed knows them all. Noise that protects data must come from a secret source.
+These bits are *public*: whoever knows the seed knows them all. Noise that protects data comes from `Secret`: ChaCha20
+(Bernstein 2008; RFC 8439) under 256 bits from the operating system, at the same counter, whose blocks have 16 words.
 
 The code runs unchanged on NumPy arrays and PyTorch tensors. Both hold the 32-bit words in int64, where the product of
 two words wraps modulo 2**64, and shifting right and masking then gives the exact high and low words.
@@ -25,7 +26,8 @@ two words wraps modulo 2**64, and shifting right and masking then gives the exac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import secrets
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -62,6 +64,9 @@ class Purpose(IntEnum):
     DROPOUT = 10
     CORRUPT = 11
     CLUSTER = 12
+    NOISE_ENTITY = 13
+    NOISE_RELATION = 14
+    NOISE_SHARED = 15
 
 
 def philox(
@@ -202,3 +207,64 @@ class Stream:
         upper, lower = self.pairs(count)
         keys = (upper << 31) | (lower >> 1)
         return keys.argsort(kind="stable") if self.device is None else keys.argsort(stable=True)
+
+
+CHACHA = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+"""The words of "expand 32-byte k"."""
+QUARTERS = (
+    (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+)  # fmt: skip
+"""The words of the quarter rounds of a double round: columns, then diagonals."""
+
+
+def chacha(counter: tuple[Array, Array, Array, Array], key: tuple[int, ...]) -> list[Array]:
+    """The 16 words of ChaCha20's blocks at these counters. Words are int64 in [0, 2**32) and broadcast."""
+    begin = [counter[0] * 0 + word for word in (*CHACHA, *key)] + list(counter)
+    x = list(begin)
+    for _ in range(10):
+        for a, b, c, d in QUARTERS:
+            for into, other, mixed, left in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                x[into] = (x[into] + x[other]) & MASK
+                word = x[mixed] ^ x[into]
+                x[mixed] = ((word << left) & MASK) | (word >> (32 - left))
+    return [(word + first) & MASK for word, first in zip(x, begin, strict=True)]
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Normal draws that nobody can know who does not have the key; the same from every kernel, but for rounding.
+
+    A key is made once for a run and never leaves it. One that is made from a seed makes a run a *simulation*, whose
+    noise protects nothing: it is for tests, and for experiments that others shall repeat.
+    """
+
+    key: tuple[int, ...] = field(repr=False)
+    """Eight 32-bit words."""
+    simulated: bool = False
+
+    @staticmethod
+    def fresh() -> Secret:
+        """A key from the operating system."""
+        return Secret(tuple(np.frombuffer(secrets.token_bytes(32), np.uint32).tolist()))
+
+    @staticmethod
+    def simulation(seed: int) -> Secret:
+        words = Stream(seed, Purpose.NOISE_ENTITY).words(8)
+        return Secret(tuple(words.tolist()), simulated=True)
+
+    def normal(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
+        """`count` standard normal float32 as a tensor: what the kernels' noise is held against.
+
+        Two words make two normals (Box and Muller 1958): 40 bits the radius, so that no value beyond 7.4 is cut off,
+        and 24 bits the angle.
+        """
+        import torch
+
+        block = torch.arange(-(-count // 16), dtype=torch.int64, device=device)
+        counter = (block & MASK, block >> 32, block * 0 + step, block * 0 + (party | int(purpose) << 20))
+        words = torch.stack(chacha(counter, self.key), 1).reshape(-1, 2)
+        radius = ((words[:, 0] * 256 + (words[:, 1] >> 24)).double() + 0.5) * 2.0**-40
+        angle = (words[:, 1] & 0xFFFFFF).double() * (2.0 * np.pi * 2.0**-24)
+        radius = (-2.0 * radius.log()).sqrt()
+        return torch.stack([radius * angle.cos(), radius * angle.sin()], 1).reshape(-1)[:count].float()

@@ -153,7 +153,8 @@ class Run:
                 lines.seek(0, os.SEEK_END)
 
                 def told(event: Event) -> None:
-                    lines.write(json.dumps(event).encode() + b"\n")
+                    if event["event"] != "kernels":  # that is of this process, not of the training
+                        lines.write(json.dumps(event).encode() + b"\n")
                     on_event(event)
 
                 def checkpoint() -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,26 +122,33 @@ class Fit:
             device=self.device,
         )
         self.epochs: Any = None
-        if self.device.type == "cuda" and kernel in ("auto", "triton"):
-            self._prepare_gpu()
+        self._prepared = False
         self.best = tables.like(torch.clone)
         parties = len(graphs)
         self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
         self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
 
-    def _prepare_gpu(self) -> None:
-        """Whole epochs on the GPU, where its kernels cover this training."""
-        from tacit.kernels.epochs import Epochs
+    def prepare(self) -> float:
+        """Compile what has to be compiled, if that was not done yet; seconds. A first epoch does it too.
 
-        if Epochs.fits(self.cohort, self.examples, self.kernel):
-            began = time.perf_counter()
-            self.epochs = Epochs(self.cohort, self.examples, cast(Any, self.kernel))
-            LOG.info("kernels for the GPU were ready after %.1f s", time.perf_counter() - began)
+        Whole epochs are done by fused kernels, where they cover this training.
+        """
+        if self._prepared:
+            return 0.0
+        began = time.perf_counter()
+        kind = getattr(self.kernel, "epochs", lambda: None)()
+        if kind is not None and kind.fits(self.cohort, self.examples, self.kernel):
+            self.epochs = kind(self.cohort, self.examples, self.kernel)
+        self._prepared = True
+        seconds = time.perf_counter() - began
+        LOG.info("the %s kernels were ready after %.1f s", type(self.kernel).__name__.lower(), seconds)
+        return seconds
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def epoch(self, active: np.ndarray | None = None) -> EpochReport:
         """Every active party goes once through its triples, or until it has no steps left."""
+        self.prepare()
         cohort, began = self.cohort, time.perf_counter()
         wanted = torch.from_numpy(~self.finished if active is None else active).to(self.device)
         limit = self.settings.training.steps
@@ -152,7 +159,7 @@ class Fit:
         if self.epochs is not None:
             sums, taken, examples_seen = self.epochs.run(wanted, most)
             total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())
-            self._look(list(sums.sum(1)), steps, first)
+            self._look(sums.sum(1), steps, first)
             cohort.epochs += wanted
             mean = (total / count).tolist()
             return EpochReport(tuple(mean), steps, int(count.sum()), time.perf_counter() - began)
@@ -164,22 +171,21 @@ class Fit:
             losses.append(loss.sum())
             steps += 1
             if len(losses) == LOOK:
-                self._look(losses, steps, first)
-        self._look(losses, steps, first)
+                self._look(torch.stack(losses), steps, first)
+                losses.clear()
+        if losses:
+            self._look(torch.stack(losses), steps, first)
         cohort.epochs += wanted
         mean = (total / count).tolist()
         examples = int(count.sum())
         return EpochReport(tuple(mean), steps, examples, time.perf_counter() - began)
 
-    def _look(self, losses: list[Tensor], steps: int, first: Tensor) -> None:
+    def _look(self, losses: Tensor, steps: int, first: Tensor) -> None:
         """Stop at the first loss that is not finite."""
-        if not losses:
-            return
-        finite = torch.stack(losses).isfinite().tolist()
-        if not all(finite):
-            at = int(first.max()) + steps - len(finite) + finite.index(False) + 1
+        finite = losses.isfinite()
+        if not bool(finite.all()):
+            at = int(first.max()) + steps - len(finite) + finite.tolist().index(False) + 1
             raise Diverged("the loss is not finite", at, int(self.cohort.epochs.max()) + 1, self.settings)
-        losses.clear()
 
     def check_rows(self) -> None:
         """Refuse to go on, and to be saved, with rows that are not finite."""
@@ -229,6 +235,8 @@ class Fit:
         """Train until every party has had its epochs or steps, or validation has not improved for long enough."""
         training, evaluation = self.settings.training, self.settings.evaluation
         save_every = training.checkpoint_every or evaluation.every
+        on_event({"event": "kernels", "name": type(self.kernel).__name__.lower(), "seconds": None})
+        on_event({"event": "kernels", "name": type(self.kernel).__name__.lower(), "seconds": self.prepare()})
         while not self.finished.all():
             report = self.epoch()
             number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,25 +18,43 @@ def _reference() -> type[Kernel]:
     return Reference
 
 
+def _compiled() -> type[Kernel]:
+    from tacit.kernels.compiled import Compiled
+
+    return Compiled
+
+
+def _numba() -> type[Kernel]:
+    from tacit.kernels.cpu import Numba
+
+    return Numba
+
+
 def _triton() -> type[Kernel]:
     from tacit.kernels.gpu import Triton
 
     return Triton
 
 
-KERNELS = {"reference": _reference, "triton": _triton}
+KERNELS = {"reference": _reference, "compiled": _compiled, "numba": _numba, "triton": _triton}
 """Each by a function that imports it: a machine has what it has."""
+FASTEST = {"cpu": "numba", "cuda": "triton"}
+
+
+@cache
+def _say_missing(name: str, device: str) -> None:
+    """Once."""
+    LOG.warning("%s is not installed: training on this %s takes the reference kernel, which is slow. "
+                "`pip install %s` makes it many times faster.", name, device.upper(), name)  # fmt: skip
 
 
 def kernel_for(name: str, device: Any) -> type[Kernel]:
     """The kernel of that name; "auto": the fastest that this device and this machine have."""
     if name == "auto":
-        name = "reference"
-        if device.type == "cuda":
-            if find_spec("triton") is not None:
-                name = "triton"
-            else:
-                LOG.warning("triton is not installed: training on this GPU takes the reference kernel, which is slow")
+        name = FASTEST.get(device.type, "reference")
+        if name != "reference" and find_spec(name) is None:
+            _say_missing(name, device.type)
+            name = "reference"
     if name not in KERNELS:
         raise BadValue(f"the kernel is auto, {' or '.join(KERNELS)}; not {name!r}")
     return KERNELS[name]()

@@ -153,7 +153,7 @@ Rule = Plain | Clipped
 
 @dataclass
 class Gradients:
-    """Buffers shaped as the tables, and which rows were written to since they were last empty."""
+    """Buffers shaped as the tables, and which rows were written to since they were last empty (ABSENT is none)."""
 
     tables: Tables
     entity_rows: list[Tensor] = field(default_factory=list)

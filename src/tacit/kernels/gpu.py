@@ -3,7 +3,8 @@
 For TransE (L1 and L2), RotatE, DistMult and ComplEx, with any loss over sampled negatives, plain or clipped, negatives
 of an example's own or a pool, with a prior. Each makes the example's query, goes over its candidates twice (a softmax
 needs all scores before any gradient), and adds gradients to the dense buffers by atomic additions. So two runs on a GPU
-may differ in the last digits; on a CPU they do not.
+may differ in the last digits; on a CPU they do not. The rows of a pool are pulled at by all examples at once: they
+collect what pulls at them in a second kernel, and only its partial sums are added atomically.
 
 Under `Clipped` a third pass writes, once the norm is known. The norm is exact: a candidate drawn twice counts once with
 twice the gradient, one that is the example's own head or tail joins that row, and of a self-loop head and tail are one.
@@ -11,24 +12,19 @@ twice the gradient, one that is the example's own head or tail joins that row, a
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
 import triton
 import triton.language as tl
 
-from tacit.kernels.contract import Chunk, Clipped, Gradients, Objective, Rule
-from tacit.kernels.reference import Reference
-from tacit.losses import Logistic, Margin, SelfAdversarial, Softmax
-from tacit.models import Layout, Tables
-from tacit.models.bilinear import ComplEx, DistMult
-from tacit.models.translational import RotatE, TransE
+from tacit.kernels.contract import Clipped, Rule
+from tacit.kernels.fused import Fused
+from tacit.models import Tables
 
 Tensor = Any
 L1, L2, PRODUCT, ROTATION, COMPLEX = (tl.constexpr(i) for i in range(5))
 SELF_ADVERSARIAL, LOGISTIC, SOFTMAX, MARGIN = (tl.constexpr(i) for i in range(4))
-LOSS_OF: dict[type, int] = {SelfAdversarial: 0, Logistic: 1, Softmax: 2, Margin: 3}
 
 
 @triton.jit
@@ -57,37 +53,58 @@ def _add(table, row, at, width, values, IMAGINARY: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def _away(qx, qy, ex, ey, MODEL: tl.constexpr):
-    """The score of candidates e (n, d) with the query q, without gamma, and d score / d e as (n, d) parts."""
+def _score(qx, qy, ex, ey, MODEL: tl.constexpr):
+    """The scores of candidates e (n, d) with the query q (1, d), without gamma."""
     if MODEL == PRODUCT:
         s = tl.sum(qx * ex, 1)
-        ux = qx + 0.0 * ex
-        uy = ux
     elif MODEL == COMPLEX:
         s = tl.sum(qx * ex + qy * ey, 1)
-        ux = qx + 0.0 * ex
-        uy = qy + 0.0 * ey
+    elif MODEL == L1:
+        s = -tl.sum(tl.abs(qx - ex), 1)
+    elif MODEL == L2:
+        s = -tl.sqrt(tl.sum((qx - ex) * (qx - ex), 1))
+    else:
+        s = -tl.sum(tl.sqrt((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey)), 1)
+    return s
+
+
+@triton.jit
+def _along(qx, qy, ex, ey, s, g, MODEL: tl.constexpr):
+    """g (n,) x d score / d e, as two (n, d) parts; `s` are the scores."""
+    if (MODEL == PRODUCT) | (MODEL == COMPLEX):
+        vx = g[:, None] * qx
+        vy = g[:, None] * qy
     elif MODEL == L1:
         df = qx - ex
-        s = -tl.sum(tl.abs(df), 1)
-        ux = tl.where(df > 0, 1.0, tl.where(df < 0, -1.0, 0.0))
-        uy = ux
+        vx = tl.where(df > 0, g[:, None], tl.where(df < 0, -g[:, None], 0.0))
+        vy = vx
     elif MODEL == L2:
-        df = qx - ex
-        n = tl.sqrt(tl.sum(df * df, 1))
-        s = -n
-        ux = df * tl.where(n > 0, 1.0 / n, 0.0)[:, None]
-        uy = ux
+        vx = (qx - ex) * tl.where(s < 0, -g / s, 0.0)[:, None]
+        vy = vx
     else:
         dx = qx - ex
         dy = qy - ey
         n2 = dx * dx + dy * dy
-        n = tl.sqrt(n2)
-        s = -tl.sum(n, 1)
-        over = tl.where(n2 > 0, 1.0 / n, 0.0)
-        ux = dx * over
-        uy = dy * over
-    return s, ux, uy
+        over = tl.where(n2 > 0, g[:, None] / tl.sqrt(n2), 0.0)
+        vx = dx * over
+        vy = dy * over
+    return vx, vy
+
+
+@triton.jit
+def _length2(qx, qy, ex, ey, s, MODEL: tl.constexpr):
+    """The squared length of d score / d e, candidate by candidate."""
+    if MODEL == PRODUCT:
+        long = tl.sum(qx * qx + 0.0 * ex, 1)
+    elif MODEL == COMPLEX:
+        long = tl.sum(qx * qx + qy * qy + 0.0 * ex, 1)
+    elif MODEL == L1:
+        long = tl.sum(tl.where(qx != ex, 1.0, 0.0), 1)
+    elif MODEL == L2:
+        long = tl.where(s < 0, 1.0, 0.0)
+    else:
+        long = tl.sum(tl.where((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey) > 0, 1.0, 0.0), 1)
+    return long
 
 
 @triton.jit
@@ -101,23 +118,40 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _candidates(ids, own, prior_tails, prior_heads, prior_at, j, party, b, start, h, t, turn, N: tl.constexpr,
-                POOL: tl.constexpr, PRIOR: tl.constexpr, SMALL: tl.constexpr):  # fmt: skip
-    """Rows of a block of candidates, which are there, and their prior."""
+def _candidates(entity, ids, own, prior_tails, prior_heads, prior_at, j0, party, b, start, h, t, turn, d, qx, qy,
+                N: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, EW: tl.constexpr, WIDE: tl.constexpr,
+                MODEL: tl.constexpr, POOL: tl.constexpr, PRIOR: tl.constexpr, SMALL: tl.constexpr,
+                EVEN: tl.constexpr):  # fmt: skip
+    """A tile of candidates: rows, which are there, their prior, their values and scores."""
+    j = j0 + tl.arange(0, BN)
+    row = tl.load(ids + (party if POOL else b) * N + j, mask=j < N, other=-1)
+    there = row >= 0
     if POOL:
-        row = tl.load(ids + party * N + j, mask=j < N, other=-1)
-        there = (row >= 0) & (row != h) & (row != t)
-    else:
-        row = tl.load(ids + b * N + j, mask=j < N, other=-1)
-        there = row >= 0
-    row = tl.where(there, row, own)
+        there = there & (row != h) & (row != t)
     if SMALL:  # offsets of 32 bits: half the integer work of the inner loops
-        row = row.to(tl.int32)
-    prior = tl.zeros_like(row).to(tl.float32)
+        row = tl.where(there, row.to(tl.int32), own.to(tl.int32))
+    else:
+        row = tl.where(there, row.to(tl.int64), own)
+    prior = tl.zeros([BN], tl.float32)
     if PRIOR:
         at = prior_at + row - start
         prior = tl.where(turn > 0, tl.load(prior_tails + at), tl.load(prior_heads + at))
-    return row, there, prior
+    ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
+    ey = ex
+    if WIDE:
+        ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
+    return j, row, there, prior, ex, ey, _score(qx[None, :], qy[None, :], ex, ey, MODEL)
+
+
+@triton.jit
+def _times(ids, b, row, N: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr):
+    """How often each row of a tile is among an example's candidates."""
+    same = tl.zeros([BN, 16], tl.int32)
+    for begin in range(0, NP, 16):
+        every = begin + tl.arange(0, 16)
+        others = tl.load(ids + b * N + every, mask=every < N, other=-1)
+        same += (row[:, None] == others[None, :]).to(tl.int32)
+    return tl.sum(same, 1).to(tl.float32)
 
 
 @triton.jit
@@ -138,7 +172,7 @@ def _pull(s, there, sp, m, z, alpha, LOSS: tl.constexpr):
 def _example(
     entity, relation, g_entity, g_relation, heads, relations, tails, asks, weights, parties, ids, losses, norms, clips,
     row_mask, prior_tails, prior_heads, starts, gamma, phase, alpha, relation_scale, row_clip, prior_width, step_losses,
-    number, ahead, parties_total,
+    number, ahead, parties_total, queries, pulls,
     N: tl.constexpr, BN: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MODEL: tl.constexpr,
     LOSS: tl.constexpr, POOL: tl.constexpr, CLIPPED: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
     PRIOR: tl.constexpr, POSITIVE: tl.constexpr, NEGATIVE: tl.constexpr,
@@ -186,6 +220,10 @@ def _example(
             qx = kx * rx
         else:
             qx = kx + turn * rx
+        if POOL:
+            tl.store(queries + b * EW + d, qx, mask=in_d)
+            if WIDE:
+                tl.store(queries + b * EW + D + d, qy, mask=in_d)
         prior_at = r * prior_width
         constant = 0.0
         prior_answer = 0.0
@@ -194,8 +232,8 @@ def _example(
             on_heads = tl.load(prior_heads + prior_at + h - start)
             constant = tl.where(ask != 0, on_tails, on_heads)
             prior_answer = tl.where(ask != 0, on_heads, on_tails)
-        sp1, upx, upy = _away(qx[None, :], qy[None, :], ax[None, :], ay[None, :], MODEL)
-        sp = tl.sum(sp1, 0) + gamma + constant + prior_answer
+        own_score = _score(qx[None, :], qy[None, :], ax[None, :], ay[None, :], MODEL)
+        sp = tl.sum(own_score, 0) + gamma + constant + prior_answer
 
         # First pass: all scores, and what the loss needs to know of them together.
         m = float("-inf")
@@ -205,26 +243,14 @@ def _example(
             m = sp
             z = 1.0
         if ONCE:  # all candidates fit into registers: they are read once
-            j = tl.arange(0, BN)
-            row, there, prior = _candidates(
-                ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h, t, turn, N, POOL, PRIOR, SMALL
-            )
-            ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
-            ey = ex
-            if WIDE:
-                ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
-            s, ux, uy = _away(qx[None, :], qy[None, :], ex, ey, MODEL)
+            j, row, there, prior, ex, ey, s = _candidates(
+                entity, ids, a, prior_tails, prior_heads, prior_at, 0, party, b, start, h, t, turn, d, qx, qy,
+                N, BN, D, EW, WIDE, MODEL, POOL, PRIOR, SMALL, EVEN)  # fmt: skip
         for j0 in range(0, N, BN):
             if not ONCE:
-                j = j0 + tl.arange(0, BN)
-                row, there, prior = _candidates(
-                    ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h, t, turn, N, POOL, PRIOR, SMALL
-                )
-                ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
-                ey = ex
-                if WIDE:
-                    ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
-                s, ux, uy = _away(qx[None, :], qy[None, :], ex, ey, MODEL)
+                j, row, there, prior, ex, ey, s = _candidates(
+                    entity, ids, a, prior_tails, prior_heads, prior_at, j0, party, b, start, h, t, turn, d, qx, qy,
+                    N, BN, D, EW, WIDE, MODEL, POOL, PRIOR, SMALL, EVEN)  # fmt: skip
             sc = s + gamma + constant + prior
             if (LOSS == SELF_ADVERSARIAL) | (LOSS == SOFTMAX):
                 sharp = alpha if LOSS == SELF_ADVERSARIAL else 1.0
@@ -272,66 +298,59 @@ def _example(
         square = 0.0
         for j0 in range(0, N, BN):
             if not ONCE:
-                j = j0 + tl.arange(0, BN)
-                row, there, prior = _candidates(
-                    ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h, t, turn, N, POOL, PRIOR, SMALL
-                )
-                ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
-                ey = ex
-                if WIDE:
-                    ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
-                s, ux, uy = _away(qx[None, :], qy[None, :], ex, ey, MODEL)
+                j, row, there, prior, ex, ey, s = _candidates(
+                    entity, ids, a, prior_tails, prior_heads, prior_at, j0, party, b, start, h, t, turn, d, qx, qy,
+                    N, BN, D, EW, WIDE, MODEL, POOL, PRIOR, SMALL, EVEN)  # fmt: skip
             g = _pull(s + gamma + constant + prior, there, sp, m, z, alpha, LOSS) * w
             if LOSS == MARGIN:
                 pull -= tl.sum(g, 0) / w
             if NEGATIVE:
+                vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s, g, MODEL)
                 if (MODEL == PRODUCT) | (MODEL == COMPLEX):
                     gqx += tl.sum(g[:, None] * ex, 0)
                     gqy += tl.sum(g[:, None] * ey, 0)
                 else:
-                    gqx -= tl.sum(g[:, None] * ux, 0)
-                    gqy -= tl.sum(g[:, None] * uy, 0)
+                    gqx -= tl.sum(vx, 0)
+                    gqy -= tl.sum(vy, 0)
                 if CLIPPED:
                     free = there
                     times = there.to(tl.float32)
                     if not POOL:  # what was drawn twice is one row; what is the example's own joins its row
-                        every = tl.arange(0, NP)
-                        others = tl.load(ids + b * N + every, mask=every < N, other=-1)
-                        times = tl.sum((row[:, None] == others[None, :]).to(tl.float32), 1)
-                        on_a = (there & (row == a)).to(tl.float32) * g
-                        on_k = (there & (row == k) & (row != a)).to(tl.float32) * g
+                        times = _times(ids, b, row, N, NP, BN)
+                        on_a = there & (row == a)
+                        on_k = there & (row == k) & (row != a)
                         free = there & (row != a) & (row != k)
-                        gax += tl.sum(on_a[:, None] * ux, 0)
-                        gkx += tl.sum(on_k[:, None] * ux, 0)
-                        if WIDE:
-                            gay += tl.sum(on_a[:, None] * uy, 0)
-                            gky += tl.sum(on_k[:, None] * uy, 0)
-                    long = tl.sum(ux * ux, 1)
-                    if WIDE:
-                        long += tl.sum(uy * uy, 1)
+                        if tl.sum((on_a | on_k).to(tl.int32), 0) > 0:
+                            gax += tl.sum(tl.where(on_a[:, None], vx, 0.0), 0)
+                            gay += tl.sum(tl.where(on_a[:, None], vy, 0.0), 0)
+                            gkx += tl.sum(tl.where(on_k[:, None], vx, 0.0), 0)
+                            gky += tl.sum(tl.where(on_k[:, None], vy, 0.0), 0)
                     if MASKED:
                         free = free & (tl.load(row_mask + row, mask=there, other=0) != 0)
+                    long = _length2(qx[None, :], qy[None, :], ex, ey, s, MODEL)
                     square += tl.sum(tl.where(free, times * g * g * long, 0.0), 0)
+                    if POOL:
+                        tl.store(pulls + b * N + j, tl.where(free, g, 0.0), mask=j < N)
+                elif POOL:
+                    tl.store(pulls + b * N + j, g, mask=j < N)
                 else:
                     # What is absent stands at the answer's own row with a pull of 0.
-                    _add(g_entity, row[:, None], d[None, :], EW, g[:, None] * ux, False, D, EVEN)
+                    _add(g_entity, row[:, None], d[None, :], EW, vx, False, D, EVEN)
                     if WIDE:
-                        _add(g_entity, row[:, None], d[None, :], EW, g[:, None] * uy, True, D, EVEN)
+                        _add(g_entity, row[:, None], d[None, :], EW, vy, True, D, EVEN)
         if POSITIVE:
-            pull = pull * w
-            px = tl.sum(upx, 0)
-            gax += pull * px
+            px, py = _along(qx[None, :], qy[None, :], ax[None, :], ay[None, :], own_score, own_score * 0.0 + pull * w,
+                            MODEL)  # fmt: skip
+            px = tl.sum(px, 0)
+            py = tl.sum(py, 0)
+            gax += px
+            gay += py
             if (MODEL == PRODUCT) | (MODEL == COMPLEX):
-                gqx += pull * ax
+                gqx += pull * w * ax
+                gqy += pull * w * ay
             else:
-                gqx -= pull * px
-            if WIDE:
-                py = tl.sum(upy, 0)
-                gay += pull * py
-                if MODEL == COMPLEX:
-                    gqy += pull * ay
-                else:
-                    gqy -= pull * py
+                gqx -= px
+                gqy -= py
 
         # From the query to the known entity and the relation.
         if WIDE:
@@ -398,36 +417,39 @@ def _example(
                 if MODEL == COMPLEX:
                     tl.atomic_add(g_relation + r * RW + D + d, gry * factor, mask=in_d & finite, sem="relaxed")
             if NEGATIVE:
+                if POOL:
+                    tl.debug_barrier()  # the second pass has written what is read here
                 for j0 in range(0, N, BN):
-                    j = j0 + tl.arange(0, BN)
-                    row, there, prior = _candidates(ids, a, prior_tails, prior_heads, prior_at, j, party, b, start, h,
-                                                    t, turn, N, POOL, PRIOR, SMALL)  # fmt: skip
-                    free = there
-                    times = there.to(tl.float32)
-                    if not POOL:
-                        free = there & (row != a) & (row != k)
-                        every = tl.arange(0, NP)
-                        others = tl.load(ids + b * N + every, mask=every < N, other=-1)
-                        times = tl.sum((row[:, None] == others[None, :]).to(tl.float32), 1)
-                    if MASKED:
-                        free = free & (tl.load(row_mask + row, mask=there, other=0) != 0)
-                    ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
-                    ey = ex
-                    if WIDE:
-                        ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
-                    s, ux, uy = _away(qx[None, :], qy[None, :], ex, ey, MODEL)
-                    g = _pull(s + gamma + constant + prior, there, sp, m, z, alpha, LOSS) * factor
-                    if ROWS:
-                        long = tl.sum(ux * ux, 1)
-                        if WIDE:
-                            long += tl.sum(uy * uy, 1)
-                        long = tl.sqrt(long) * g * times
-                        g = g * tl.where(long > row_clip, row_clip / long, 1.0)
-                    at = g_entity + row[:, None] * EW + d[None, :]
-                    write = (in_d & finite)[None, :] & free[:, None]
-                    tl.atomic_add(at, g[:, None] * ux, mask=write, sem="relaxed")
-                    if WIDE:
-                        tl.atomic_add(at + D, g[:, None] * uy, mask=write, sem="relaxed")
+                    if POOL and not ROWS:
+                        j = j0 + tl.arange(0, BN)
+                        g = tl.load(pulls + b * N + j, mask=j < N, other=0.0) * factor
+                        known = tl.zeros([BN], tl.float32) + norm < float("inf")
+                        tl.store(pulls + b * N + j, tl.where(known, g, 0.0), mask=j < N)
+                    else:
+                        if not ONCE:
+                            j, row, there, prior, ex, ey, s = _candidates(
+                                entity, ids, a, prior_tails, prior_heads, prior_at, j0, party, b, start, h, t, turn,
+                                d, qx, qy, N, BN, D, EW, WIDE, MODEL, POOL, PRIOR, SMALL, EVEN)  # fmt: skip
+                        free = there & (tl.zeros([BN], tl.float32) + norm < float("inf"))
+                        if not POOL:
+                            free = free & (row != a) & (row != k)
+                        if MASKED:
+                            free = free & (tl.load(row_mask + row, mask=there, other=0) != 0)
+                        g = _pull(s + gamma + constant + prior, there, sp, m, z, alpha, LOSS) * factor
+                        if ROWS:
+                            long = tl.sqrt(_length2(qx[None, :], qy[None, :], ex, ey, s, MODEL)) * g
+                            if not POOL:
+                                long = long * _times(ids, b, row, N, NP, BN)
+                            g = g * tl.where(long > row_clip, row_clip / long, 1.0)
+                        if POOL:
+                            tl.store(pulls + b * N + j, tl.where(free, g, 0.0), mask=j < N)
+                        else:
+                            vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s, g, MODEL)
+                            at = g_entity + row[:, None] * EW + d[None, :]
+                            write = in_d[None, :] & free[:, None]
+                            tl.atomic_add(at, vx, mask=write, sem="relaxed")
+                            if WIDE:
+                                tl.atomic_add(at + D, vy, mask=write, sem="relaxed")
         else:
             _add(g_entity, k, d, EW, gkx, False, D, EVEN)
             _add(g_entity, a, d, EW, gax, False, D, EVEN)
@@ -439,61 +461,77 @@ def _example(
                     _add(g_relation, r, d, RW, gry, True, D, EVEN)
 
 
+@triton.jit
+def _pool(entity, g_entity, weights, parties, ids, queries, pulls, batch, N: tl.constexpr, BN: tl.constexpr,
+          D: tl.constexpr, DP: tl.constexpr, MODEL: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """Some rows of a party's pool collect what every PARTS-th example pulls at them."""
+    EVEN: tl.constexpr = D == DP
+    WIDE: tl.constexpr = (MODEL == ROTATION) | (MODEL == COMPLEX)
+    EW: tl.constexpr = 2 * D if WIDE else D
+    d = tl.arange(0, DP)
+    party = tl.program_id(2)
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.load(ids + party * N + j, mask=j < N, other=-1).to(tl.int64)
+    there = row >= 0
+    row = tl.where(there, row, 0)
+    ex = _rows(entity, row[:, None], d[None, :], EW, False, D, EVEN)
+    ey = ex
+    if WIDE:
+        ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
+    gx = tl.zeros([BN, DP], tl.float32)
+    gy = gx
+    for b in range(tl.program_id(1), batch, PARTS):
+        if (tl.load(weights + b) != 0) & (tl.load(parties + b) == party):
+            g = tl.load(pulls + b * N + j, mask=j < N, other=0.0)
+            qx = _rows(queries, b, d, EW, False, D, EVEN)[None, :]
+            qy = qx
+            if WIDE:
+                qy = _rows(queries, b, d, EW, True, D, EVEN)[None, :]
+            vx, vy = _along(qx, qy, ex, ey, _score(qx, qy, ex, ey, MODEL), g, MODEL)
+            gx += vx
+            if WIDE:
+                gy += vy
+    write = there[:, None] & (d < D)[None, :]
+    at = g_entity + row[:, None] * EW + d[None, :]
+    tl.atomic_add(at, gx, mask=write, sem="relaxed")
+    if WIDE:
+        tl.atomic_add(at + D, gy, mask=write, sem="relaxed")
+
+
 IN_REGISTERS, FEW, WARPS_ONCE = 1 << 15, 128, 16
 """The largest tile of candidates that is kept in registers, up to how many examples, and its warps."""
-TILE, WARPS = 1 << 11, 4
+TILE, WARPS = 1 << 13, 4
 """The size of tiles otherwise, and their warps: the fastest on an H200 of those tried."""
+REGISTERS = 128
+"""Of a thread: with more, fewer than four programs of WARPS fit on a multiprocessor, and 512 examples take two turns."""
+POOL_ROWS, POOL_PROGRAMS = 16, 1024
+"""How many rows of a pool a program collects for, and about how many programs there are."""
 
 
-def model_of(scorer: Any) -> int | None:
-    """Which of the kernels' scores a scorer is; None: none of them."""
-    if type(scorer) is TransE:
-        return 0 if scorer.norm == 1 else 1
-    return {DistMult: 2, RotatE: 3, ComplEx: 4}.get(type(scorer))
-
-
-class Triton:
+class Triton(Fused):
     """The kernels for the GPU, and the reference for what they do not cover."""
 
-    def __init__(self, objective: Objective, layout: Layout) -> None:
-        self.objective, self.layout = objective, layout
-        self.reference = Reference(objective, layout)
-        self._starts: Tensor | None = None
-        self._priors: tuple[Tensor, Tensor] | None = None
+    _starts: Tensor | None = None
+    _priors: tuple[Tensor, Tensor] | None = None
 
-    def covers(self) -> bool:
-        """Whether the kernels can do this objective at all."""
-        objective = self.objective
-        known = model_of(objective.scorer) is not None and type(objective.loss) in LOSS_OF
-        return known and not objective.regulariser.weight
+    def epochs(self) -> Any:
+        from tacit.kernels.gpu_epochs import GpuEpochs
 
-    def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
-        sampled = chunk.negatives is not None or chunk.pool is not None
-        whole = chunk.drop_entity is None and chunk.drop_relation is None and tables.entity.dtype == torch.float32
-        clipped = isinstance(rule, Clipped)
-        alone = not clipped or bool((chunk.unit == torch.arange(len(chunk), device=chunk.unit.device)).all())
-        if not (self.covers() and sampled and whole and alone):
-            return self.reference.accumulate(tables, chunk, rule, into)
-        if isinstance(rule, Clipped) and rule.part != "both" and not self.objective.loss.apart:
-            return self.reference.accumulate(tables, chunk, rule, into)  # which says why not
-        losses = tables.entity.new_zeros(len(chunk))
-        norms = tables.entity.new_zeros(len(chunk)) if clipped else None
-        if len(chunk):
-            ids = chunk.negatives if chunk.pool is None else chunk.pool
-            assert ids is not None
-            self.launch(tables, chunk, ids.contiguous(), chunk.pool is not None, rule, into.tables, losses, norms)
-            into.entity_rows += [chunk.head, chunk.tail, ids[ids >= 0]]
-            into.relation_rows.append(chunk.relation)
-        return losses, norms
+        return GpuEpochs
 
     def launch(
-        self, tables: Tables, chunk: Any, ids: Tensor, pool: bool, rule: Rule, into: Tables, losses: Tensor,
+        self, tables: Tables, asked: Any, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
         norms: Tensor | None, summed: tuple[Tensor, Tensor, int] | None = None,
+        between: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Start the kernel for every example of the chunk."""
-        scorer, loss, device = self.objective.scorer, self.objective.loss, tables.entity.device
-        model, count = model_of(scorer), ids.shape[1]
-        dim = tables.relation.shape[1] // (2 if model == 4 else 1)
+        """Start the kernel for every example of the chunk.
+
+        `summed`: sums of losses by step and party, the number of the step, how many more. `between`: room for queries
+        and pulls of examples with a pool.
+        """
+        device, batch, count = tables.entity.device, len(asked.head), ids.shape[1]
+        n = self.numbers(rule, tables.relation.shape[1])
+        dim = tables.entity.shape[1] // (2 if n.model in (3, 4) else 1)
         if self._starts is None:
             self._starts = torch.tensor(self.layout.entity_start, device=device)
         prior = self.objective.prior
@@ -501,26 +539,31 @@ class Triton:
             self._priors = (prior.tails * prior.scale).contiguous(), (prior.heads * prior.scale).contiguous()
         tails, heads = self._priors or (losses, losses)
         clipped, how = isinstance(rule, Clipped), cast(Any, rule)
-        part = how.part if clipped else "both"
         mask = how.row_mask.to(torch.int8) if clipped and how.row_mask is not None else losses
-        phase = math.pi / (scorer.init_scale or scorer.spread(dim)) if model == 3 else 0.0
-        wide = triton.next_power_of_2(dim)
-        several = triton.next_power_of_2(count)
+        wide, several = triton.next_power_of_2(dim), triton.next_power_of_2(count)
         # Few examples leave the GPU idle: then each takes more warps, and keeps its candidates in registers.
-        once = not clipped and model in (0, 1, 2) and several * wide <= IN_REGISTERS and len(chunk.head) <= FEW
-        rows = several if once else min(max(TILE // wide, 4), several)
-        _example[(len(chunk.head),)](
-            tables.entity, tables.relation, into.entity, into.relation, chunk.head, chunk.relation, chunk.tail,
-            chunk.asks_head, chunk.weight, chunk.party, ids, losses, losses if norms is None else norms,
-            how.clip.float() if clipped else losses, mask, tails, heads, self._starts,
-            getattr(scorer, "gamma", 0.0), phase,
-            getattr(loss, "alpha", getattr(loss, "margin", 1.0)), how.relation_scale if clipped else 1.0,
+        once = n.model in (0, 1, 2) and several * wide <= IN_REGISTERS and batch <= FEW
+        rows = several if once else min(max(TILE // (wide * (2 if n.model in (3, 4) else 1)), 4), several)
+        if pooled and between is None:
+            between = tables.entity.new_empty(batch, tables.entity.shape[1]), tables.entity.new_zeros(batch, count)
+        queries, pulls = between or (losses, losses)
+        _example[(batch,)](
+            tables.entity, tables.relation, into.entity, into.relation, asked.head, asked.relation, asked.tail,
+            asked.asks_head, asked.weight, asked.party, ids, losses, losses if norms is None else norms,
+            how.clip.float() if clipped else losses, mask, tails, heads, self._starts, float(n.gamma),
+            float(n.phase), float(n.alpha), how.relation_scale if clipped else 1.0,
             float(how.row_clip or 0.0) if clipped else 0.0, 0 if prior is None else prior.tails.shape[1],
-            *(summed or (losses, losses, 0)), len(self.layout),
-            N=count, BN=rows, NP=several, D=dim, DP=wide, MODEL=model, LOSS=LOSS_OF[type(loss)], POOL=pool,
-            CLIPPED=clipped,
+            *(summed or (losses, losses, 0)), len(self.layout), queries, pulls,
+            N=count, BN=rows, NP=several, D=dim, DP=wide, MODEL=n.model, LOSS=n.loss, POOL=pooled, CLIPPED=clipped,
             MASKED=clipped and how.row_mask is not None, ROWS=clipped and how.row_clip is not None,
-            PRIOR=prior is not None, POSITIVE=part in ("positive", "both"), NEGATIVE=part in ("negative", "both"),
+            PRIOR=prior is not None, POSITIVE=n.positive, NEGATIVE=n.negative,
             SUMMED=summed is not None, ONCE=once, SMALL=tables.entity.numel() < 1 << 31,
-            num_warps=WARPS_ONCE if once else WARPS,
+            num_warps=WARPS_ONCE if once else WARPS, maxnreg=None if once or clipped else REGISTERS,
         )  # fmt: skip
+        if pooled and n.negative:
+            groups = triton.cdiv(count, POOL_ROWS)
+            parts = max(1, min(batch, POOL_PROGRAMS // (groups * len(self.layout))))
+            _pool[(groups, parts, len(self.layout))](
+                tables.entity, into.entity, asked.weight, asked.party, ids, queries, pulls, batch, N=count,
+                BN=POOL_ROWS, D=dim, DP=wide, MODEL=n.model, PARTS=parts, num_warps=4,
+            )  # fmt: skip

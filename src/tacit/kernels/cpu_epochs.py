@@ -1,0 +1,402 @@
+"""Whole epochs on the CPU: draws, gradients, secret noise and Adam in numba, none of it in Python.
+
+A step has two parts, on all threads: examples with their draws; then rows, each of which collects its gradient, gets
+its noise, and moves. Only between the two do threads wait for each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit import draws
+from tacit.draws import CHACHA, Purpose
+from tacit.kernels.cpu import (
+    Array, Asked, Found, Limits, Numba, _collect, _collect_relations, _examples, jit, limits_of, shared_out,
+    threads_for,
+)  # fmt: skip
+from tacit.kernels.epochs import HASH, Epochs
+from tacit.kernels.fused import Numbers
+from tacit.negatives import ATTEMPTS
+from tacit.optimizers import Adam
+
+_philox = jit(draws.philox)
+NEGATIVES, POOL, SIDE = (int(purpose) << 20 for purpose in (Purpose.NEGATIVES, Purpose.POOL, Purpose.SIDE))
+NOISE = tuple(int(purpose) << 20 for purpose in (Purpose.NOISE_ENTITY, Purpose.NOISE_RELATION))
+LANES = 16
+"""So many blocks of ChaCha20 are made at once: as many as a vector register has words."""
+
+
+class World(NamedTuple):
+    """What a step's examples and negatives are drawn from; see `Epochs`."""
+
+    order: Array
+    begins: Array
+    sizes: Array
+    wanted: Array
+    taken: Array
+    most: Array
+    triples: Array
+    halves: Array
+    share: Array
+    numbers: Array
+    many: Array
+    first: Array
+    candidates: Array
+    known: Array
+    key: tuple[int, int]
+    batch: int
+    full_batch: int
+    copies: int
+    sides: int
+    filtered: bool
+    entity_total: int
+    relation_total: int
+
+
+class Move(NamedTuple):
+    """How rows of one table move."""
+
+    table: Array
+    gradient: Array
+    mean: Array
+    square: Array
+    owner: Array
+    start: Array
+    first: Array
+    second: Array
+    rate: Any
+    beta1: Any
+    beta2: Any
+    eps: Any
+    divisor: Any
+    scale: Any
+    """What gradients were multiplied by, and are divided by after the noise."""
+    key: Array
+    """Eight words; of size 0: there is no noise."""
+    deviation: Array
+    purpose: int
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _is_known(known: Array, key: int) -> bool:
+    mask = len(known) - 1
+    place = ((key * HASH) >> 32) & 0xFFFFFFFF & mask
+    while known[place] != -1 and known[place] != key:
+        place = (place + 1) & mask
+    return bool(known[place] == key)
+
+
+@jit
+def _draw(n: int, first: int, last: int, w: World, asked: Asked) -> None:
+    """Which triples are at places first to last of step n, from which side they are asked, and their negatives."""
+    count = asked.ids.shape[1]
+    each = (count + 3) // 4
+    for b in range(first, last):
+        party, inside = b // (w.batch * w.copies), b % (w.batch * w.copies)
+        copy, place = inside // w.batch, inside % w.batch
+        step, at = w.taken[party] + n, n * w.full_batch + place
+        asked.party[b] = party
+        if w.wanted[party] == 0 or at >= w.sizes[party] or step >= w.most[party]:
+            asked.weight[b] = 0
+            continue
+        asked.weight[b] = 1
+        row = w.order[w.begins[party] + at]
+        h, r, t = w.triples[row, 0], w.triples[row, 1], w.triples[row, 2]
+        slot, whose, ask = place + copy * w.full_batch, w.numbers[party], False
+        if w.sides == 1:
+            ask = True
+        elif w.sides == 2:
+            ask = copy == 1
+        elif w.sides == 3:
+            ask = step % 2 == 1
+        elif w.sides == 6:  # reciprocal: the second copy is turned round
+            if copy == 1:
+                h, r, t = t, r + w.halves[party], h
+        elif w.sides >= 4:
+            words = _philox((slot, 0, step, whose | SIDE), w.key)
+            ask = words[0] * 2.0**-32 < (np.float64(w.share[row]) if w.sides == 5 else 0.5)
+        asked.head[b], asked.relation[b], asked.tail[b], asked.asks_head[b] = h, r, t, ask
+        if asked.pooled:
+            continue
+        ids, begin, many = asked.ids[b], w.first[party], w.many[party]
+        for block in range(each):
+            words = _philox((slot * each + block, 0, step, whose | NEGATIVES), w.key)
+            for lane in range(min(4, count - 4 * block)):
+                word = words[0] if lane == 0 else words[1] if lane == 1 else words[2] if lane == 2 else words[3]
+                ids[4 * block + lane] = w.candidates[begin + ((word * many) >> 32)]
+        if w.filtered:
+            for j in range(count):
+                attempt = 1
+                while _is_known(w.known, ((ids[j] if ask else h) * w.relation_total + r) * w.entity_total
+                                + (t if ask else ids[j])):  # fmt: skip
+                    if attempt == ATTEMPTS:
+                        ids[j] = -1
+                        break
+                    words = _philox((slot * each + j // 4, attempt, step, whose | NEGATIVES), w.key)
+                    lane = j % 4
+                    word = words[0] if lane == 0 else words[1] if lane == 1 else words[2] if lane == 2 else words[3]
+                    ids[j] = w.candidates[begin + ((word * many) >> 32)]
+                    attempt += 1
+
+
+@jit
+def _draw_pools(n: int, w: World, pools: Array) -> None:
+    """Every party's pool at step n: the first distinct entities of its stream."""
+    for party in range(len(pools)):
+        pool, many, found, block = pools[party], w.many[party], 0, 0
+        pool[:] = -1
+        seen = np.zeros(many, np.bool_)
+        while found < min(len(pool), many):
+            words = _philox((block, 0, w.taken[party] + n, w.numbers[party] | POOL), w.key)
+            for word in words:
+                value = (word * many) >> 32
+                if found < len(pool) and not seen[value]:
+                    seen[value] = True
+                    pool[found] = w.candidates[w.first[party] + value]
+                    found += 1
+            block += 1
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _quarter(x: Array, a: int, b: int, c: int, d: int) -> None:
+    """A quarter round of ChaCha20, on LANES blocks at once."""
+    for i in range(LANES):
+        p, q, r, s = x[a, i], x[b, i], x[c, i], x[d, i]
+        p = np.uint32(p + q)
+        s = np.uint32(s ^ p)
+        s = np.uint32(np.uint32(s << np.uint32(16)) | (s >> np.uint32(16)))
+        r = np.uint32(r + s)
+        q = np.uint32(q ^ r)
+        q = np.uint32(np.uint32(q << np.uint32(12)) | (q >> np.uint32(20)))
+        p = np.uint32(p + q)
+        s = np.uint32(s ^ p)
+        s = np.uint32(np.uint32(s << np.uint32(8)) | (s >> np.uint32(24)))
+        r = np.uint32(r + s)
+        q = np.uint32(q ^ r)
+        q = np.uint32(np.uint32(q << np.uint32(7)) | (q >> np.uint32(25)))
+        x[a, i], x[b, i], x[c, i], x[d, i] = p, q, r, s
+
+
+@jit
+def _chacha(key: Array, block: int, step: int, whose: int, x: Array, begin: Array) -> None:
+    """x[w, i] = word w of block + i."""
+    for i in range(LANES):
+        begin[0, i], begin[1, i], begin[2, i], begin[3, i] = CHACHA
+        for w in range(8):
+            begin[4 + w, i] = key[w]
+        begin[12, i], begin[13, i] = (block + i) & 0xFFFFFFFF, (block + i) >> 32
+        begin[14, i], begin[15, i] = step, whose
+    x[:] = begin
+    for _ in range(10):
+        _quarter(x, 0, 4, 8, 12)
+        _quarter(x, 1, 5, 9, 13)
+        _quarter(x, 2, 6, 10, 14)
+        _quarter(x, 3, 7, 11, 15)
+        _quarter(x, 0, 5, 10, 15)
+        _quarter(x, 1, 6, 11, 12)
+        _quarter(x, 2, 7, 8, 13)
+        _quarter(x, 3, 4, 9, 14)
+    for w in range(16):
+        for i in range(LANES):
+            x[w, i] = np.uint32(x[w, i] + begin[w, i])
+
+
+@jit
+def _minus_log(u: Any) -> Any:
+    """-log of 0 < u <= 1 in float32, to some 1e-7."""
+    bits = np.float32(u).view(np.int32)
+    power = np.float32((bits >> np.int32(23)) - 127)
+    m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
+    if m > np.float32(1.41421356):
+        m, power = m * np.float32(0.5), power + np.float32(1)
+    y = (m - np.float32(1)) / (m + np.float32(1))
+    z = y * y
+    p = np.float32(2 / 11)
+    p = p * z + np.float32(2 / 9)
+    p = p * z + np.float32(2 / 7)
+    p = p * z + np.float32(2 / 5)
+    p = p * z + np.float32(2 / 3)
+    p = p * z + np.float32(2)
+    return -(power * np.float32(0.69314718) + p * y)
+
+
+@jit
+def _turned(part: Any) -> tuple[Any, Any]:
+    """The cosine and sine of part / 2**24 of a full turn: by quarters, then by their series."""
+    quarter = (part + 0x200000) >> 22
+    x = np.float32(part - (quarter << 22)) * np.float32(2 * np.pi / 2**24)
+    z = x * x
+    sin = np.float32(2.7557319e-6)
+    sin = sin * z - np.float32(1.9841270e-4)
+    sin = sin * z + np.float32(8.3333333e-3)
+    sin = sin * z - np.float32(1.6666667e-1)
+    sin = sin * z * x + x
+    cos = np.float32(2.4801587e-5)
+    cos = cos * z - np.float32(1.3888889e-3)
+    cos = cos * z + np.float32(4.1666667e-2)
+    cos = cos * z - np.float32(0.5)
+    cos = cos * z + np.float32(1)
+    odd, back = quarter & 1, quarter & 2
+    a, b = (-sin, cos) if odd else (cos, sin)
+    return (-a, -b) if back else (a, b)
+
+
+@jit
+def _add_noise(n: int, first: int, last: int, m: Move, w: World) -> None:
+    """Add noise to the gradients of rows first to last, of those parties that take step n."""
+    width = m.gradient.shape[1]
+    x, begin = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
+    z = np.empty((LANES, 16), np.float32)
+    row = first
+    while row < last:
+        party = m.owner[row]
+        end = min(last, m.start[party + 1])
+        if _active(n, party, w):
+            flat = m.gradient[row:end].reshape(-1)
+            low = (row - m.start[party]) * width
+            high = low + len(flat)
+            for base in range(low // 16, (high + 15) // 16, LANES):
+                _chacha(m.key, base, w.taken[party] + n, w.numbers[party] | m.purpose, x, begin)
+                for pair in range(8):
+                    for i in range(LANES):
+                        fine = np.float32(x[2 * pair + 1, i] >> np.uint32(24))
+                        u = np.float32(x[2 * pair, i]) * np.float32(2.0**-32) + (
+                            fine + np.float32(0.5)
+                        ) * np.float32(2.0**-40)
+                        radius = np.sqrt(np.float32(2) * _minus_log(min(u, np.float32(1)))) * m.deviation[party]
+                        cos, sin = _turned(np.int32(x[2 * pair + 1, i] & np.uint32(0xFFFFFF)))
+                        z[i, 2 * pair], z[i, 2 * pair + 1] = radius * cos, radius * sin
+                begin_at, end_at = max(low, base * 16), min(high, (base + LANES) * 16)
+                numbers = z.reshape(-1)
+                for at in range(begin_at, end_at):
+                    flat[at - low] += numbers[at - base * 16]
+        row = end
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _active(n: int, party: int, w: World) -> bool:
+    left = w.sizes[party] - n * w.full_batch
+    return bool(w.wanted[party] != 0 and left > 0 and w.taken[party] + n < w.most[party])
+
+
+@jit
+def _move(n: int, first: int, last: int, m: Move, w: World) -> None:
+    """Dense Adam on rows first to last, of those parties that take step n; empties their gradients."""
+    for row in range(first, last):
+        party, g = m.owner[row], m.gradient[row]
+        if _active(n, party, w):
+            table, mean, square = m.table[row], m.mean[row], m.square[row]
+            over = np.float32(min(w.sizes[party] - n * w.full_batch, w.full_batch)) if m.divisor == 0 else m.divisor
+            over = np.float32(1) / (over * m.scale)
+            rate, root = m.rate / m.first[n, party], np.float32(1) / m.second[n, party]
+            for d in range(len(g)):
+                value = g[d] * over
+                mean[d] = m.beta1 * mean[d] + (np.float32(1) - m.beta1) * value
+                square[d] = m.beta2 * square[d] + (np.float32(1) - m.beta2) * value * value
+                table[d] -= rate * mean[d] / (np.sqrt(square[d]) * root + m.eps)
+        g[:] = 0
+
+
+@jit
+def _first_part(first: int, last: int, n: int, w: World, entity: Array, relation: Array, starts: Array,
+                prior: tuple[Array, Array], numbers: Numbers, asked: Asked, limits: Limits,
+                found: Found) -> None:  # fmt: skip
+    _draw(n, first, last, w, asked)
+    _examples(first, last, entity, relation, starts, prior, numbers, asked, limits, found)
+
+
+@jit
+def _second_part(first: int, last: int, n: int, w: World, moves: tuple[Move, Move], numbers: Numbers, asked: Asked,
+                 found: Found, losses: Array) -> None:  # fmt: skip
+    """Rows first to last of both tables one after the other: relations come after all entities."""
+    entities = len(moves[0].table)
+    for which in range(2):
+        m = moves[0] if which == 0 else moves[1]
+        low, high = (first, min(last, entities)) if which == 0 else (max(first, entities) - entities, last - entities)
+        if low < high:
+            if len(m.key):
+                _add_noise(n, low, high, m, w)
+            if which == 0:
+                _collect(low, high, m.table, numbers.model, asked, found, m.gradient)
+            else:
+                _collect_relations(low, high, asked, found, m.gradient)
+            _move(n, low, high, m, w)
+    if first == 0:
+        for b in range(len(asked.head)):
+            losses[n, asked.party[b]] += found.loss[b]
+
+
+@jit
+def _steps(number: int, w: World, starts: Array, prior: tuple[Array, Array], moves: tuple[Move, Move],
+           numbers: Numbers, asked: Asked, limits: Limits, found: Found, losses: Array) -> None:  # fmt: skip
+    """All steps on one thread."""
+    entity, relation = moves[0].table, moves[1].table
+    for n in range(number):
+        if asked.pooled:
+            _draw_pools(n, w, asked.ids)
+        _first_part(0, len(asked.head), n, w, entity, relation, starts, prior, numbers, asked, limits, found)
+        _second_part(0, len(entity) + len(relation), n, w, moves, numbers, asked, found, losses)
+
+
+class CpuEpochs(Epochs):
+    """Whole epochs on the CPU."""
+
+    kernel: Numba
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.steps(0)  # compiles
+
+    def steps(self, number: int) -> None:
+        cohort, examples, world, kernel = self.cohort, self.examples, self.examples.world, self.kernel
+        adam, layout, p = cohort.optimizer, cohort.layout, self.places
+        assert isinstance(adam, Adam)
+        w = World(
+            *(getattr(self, name).numpy() for name in World._fields[:6]),
+            examples.triples.numpy(), examples.half.numpy(), self.share.numpy(), world.numbers.numpy(),
+            world.many.numpy(), world.first.numpy(), world.entity.numpy(), self.known.numpy(),
+            (examples.seed & 0xFFFFFFFF, examples.seed >> 32), self.batch, examples.sampling.batch, self.copies,
+            self.sides, self.filtered, world.entity_total, world.relation_total,
+        )  # fmt: skip
+        asked = Asked(*(getattr(p, name).numpy() for name in Asked._fields[:7]), self.pooled)
+        key = np.array([] if self.noise is None else self.noise.secret.key, np.uint32)
+        deviation = np.zeros(self.parties) if self.noise is None else self.noise.deviation.numpy()
+        limits = limits_of(self.rule)
+        moves = []
+        for which, (part, start) in enumerate((("entity", layout.entity_start), ("relation", layout.relation_start))):
+            tensors = [getattr(t, part).numpy() for t in (cohort.tables, cohort.gradients.tables, *cohort.memory)]
+            moves.append(Move(
+                *tensors, cohort.owner[part].numpy(), np.array(start), self.first.numpy(), self.second.numpy(),
+                *map(np.float32, (adam.learning_rate, adam.beta1, adam.beta2, adam.eps, self.divisor)),
+                limits.relation_scale if which else np.float32(1), key, deviation.astype(np.float32), NOISE[which],
+            ))  # fmt: skip
+        entity, relation = moves[0].table, moves[1].table
+        found = Found.empty(self.size, self.count, entity, relation, self.losses.numpy(), self.norms.numpy())
+        numbers = kernel.numbers(self.rule, relation.shape[1])
+        losses = self.step_losses.numpy()
+        work = found.pull.size * entity.shape[1] + entity.size
+        if threads_for(self.size, work) == 1:
+            _steps(number, w, kernel.starts, kernel.priors, tuple(moves), numbers, asked, limits, found, losses)
+            return
+        if not number:  # compile, on nothing
+            _draw_pools(0, w, asked.ids[:0])
+            _first_part(0, 0, 0, w, entity, relation, kernel.starts, kernel.priors, numbers, asked, limits, found)
+            _second_part(0, 0, 0, w, tuple(moves), numbers, asked, found, losses)
+        for n in range(number):
+            if self.pooled:
+                _draw_pools(n, w, asked.ids)
+            shared_out(self.size, work, _first_part, n, w, entity, relation, kernel.starts, kernel.priors, numbers,
+                       asked, limits, found)  # fmt: skip
+            shared_out(len(entity) + len(relation), work, _second_part, n, w, tuple(moves), numbers, asked, found,
+                       losses)  # fmt: skip
