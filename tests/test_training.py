@@ -25,6 +25,7 @@ from tacit.errors import BadInput, BadValue, TacitError
 from tacit.examples import Examples, Sampling
 from tacit.folders import PRIVATE
 from tacit.graph import Graph
+from tacit.kernels.epochs import Epochs
 from tacit.kernels import Plain, Reference
 from tacit.losses import LOSSES
 from tacit.models import SCORERS, Layout
@@ -539,7 +540,8 @@ def test_a_full_disk_for_real(tmp_path):
         subprocess.run(["umount", target], check=True)
 
 
-def test_a_loss_that_is_not_a_number_stops_with_the_step_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loss_that_is_not_a_number_stops_with_the_step_and_keeps_the_last_checkpoint(tmp_path, monkeypatch, fused):
     wanted = quick(training={"batch": 64, "epochs": 9}, evaluation={"every": 2})
     run = create(SMALL[0], wanted, tmp_path / "run")
     steps = Fit(wanted, [SMALL[0]]).examples.steps_per_epoch()[0]
@@ -550,7 +552,19 @@ def test_a_loss_that_is_not_a_number_stops_with_the_step_and_keeps_the_last_chec
         loss, norms = accumulate(self, *arguments)
         return (loss * float("nan") if calls[0] == 5 * steps + 2 else loss), norms
 
-    monkeypatch.setattr(Reference, "accumulate", poisoned)
+    def poisoned_epoch(self, *arguments):
+        calls[0] += 1
+        sums, *rest = run_epoch(self, *arguments)
+        sums[1] *= float("nan") if calls[0] == 6 else 1.0
+        return sums, *rest
+
+    if fused:
+        pytest.importorskip("numba")
+        run_epoch = Epochs.run
+        monkeypatch.setattr(Epochs, "run", poisoned_epoch)
+    else:
+        monkeypatch.setattr("tacit.training.kernel_for", lambda name, device: Reference)
+        monkeypatch.setattr(Reference, "accumulate", poisoned)
     with pytest.raises(Diverged, match="learning rate") as caught:
         run.train()
     assert caught.value.step == 5 * steps + 2

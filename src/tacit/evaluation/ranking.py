@@ -24,6 +24,7 @@ import torch
 
 from tacit.errors import BadValue, TacitError
 from tacit.graph import Graph, triple_keys
+from tacit.kernels.counting import Known, counter_for
 from tacit.models.model import Model, Queries
 
 Tensor = Any
@@ -31,6 +32,9 @@ Sides = Literal["tails", "heads", "both"]
 Ties = Literal["realistic", "optimistic", "pessimistic"]
 QUERIES = 512
 """At most so many queries are scored at once."""
+LISTED = (64, 2048)
+"""How many close candidates of a query a kernel lists; then once more for queries that have more. With still more, a
+query is counted by blocks."""
 SMALLEST = 64
 """Blocks have at least so many candidates, whatever the budget."""
 
@@ -128,10 +132,67 @@ def typed_candidates(graph: Graph) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     return np.unique(triples[:, [1, 2]], axis=0), np.unique(triples[:, [1, 0]], axis=0)
 
 
+class Questions:
+    """Triples whose tails and heads are asked for, and all other true answers of each: made once, ranked many times.
+
+    Parameters
+    ----------
+    triples
+        (n, 3) what is asked.
+    known
+        (m, 3) all facts, of every split; none: raw ranks.
+    """
+
+    def __init__(self, triples: npt.NDArray[Any], known: npt.NDArray[Any] | Iterable[npt.NDArray[Any]]):
+        self.triples = np.asarray(triples, np.int64).reshape(-1, 3)
+        facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
+        self.facts = _distinct(np.asarray(facts, np.int64).reshape(-1, 3))
+        self._sides: dict[tuple[bool, str], Known] = {}
+
+    def known(self, asks_head: bool, device: Any) -> Known:
+        """All true answers of each query, the one that is asked for among them."""
+        place = (asks_head, str(device))
+        if place not in self._sides:
+            self._sides[place] = Known(*(torch.from_numpy(array).to(device) for array in self._side(asks_head)))
+        return self._sides[place]
+
+    def pairs(self, asks_head: bool, most: int, device: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """(query, entity) for every other true answer of every query, about `most` at a time: a hub has very many."""
+        first, last, answers, _ = self.known(asks_head, device)
+        target = torch.from_numpy(self.triples[:, 0 if asks_head else 2]).to(device)
+        many = last - first
+        ends, begin = many.cumsum(0), 0
+        while begin < len(many):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(begin + 1, int(torch.searchsorted(ends, before + most, right=True)))
+            some = many[begin:end]
+            query = torch.arange(begin, begin + len(some), device=device).repeat_interleave(some)
+            place = torch.arange(int(some.sum()), device=device) + before - (ends - many)[query] + first[query]
+            answer = answers[place]
+            other = answer != target[query]
+            yield query[other], answer[other]
+            begin = end
+
+    def _side(self, asks_head: bool) -> tuple[Any, Any, Any, Any]:
+        column, known_column = (0, 2) if asks_head else (2, 0)
+        triples, facts = self.triples, self.facts
+        entities = int(max(triples.max(initial=0), facts.max(initial=0))) + 1
+        asked = triples[:, 1] * entities + triples[:, known_column]
+        there = facts[:, 1] * entities + facts[:, known_column]
+        useful = np.isin(there, asked)
+        there, answers = there[useful], facts[useful, column]
+        order = np.argsort(there, kind="stable")
+        there, answers = there[order], answers[order]
+        first, last = np.searchsorted(there, asked, "left"), np.searchsorted(there, asked, "right")
+        relations = int(max(triples[:, 1].max(initial=0), facts[:, 1].max(initial=0))) + 1
+        own = np.isin(*(triple_keys(some, entities, relations) for some in (triples, facts)))
+        return first, last, answers, last - first - own
+
+
 def rank(
     model: Model,
-    triples: npt.NDArray[Any],
-    known: npt.NDArray[Any] | Iterable[npt.NDArray[Any]],
+    triples: npt.NDArray[Any] | Questions,
+    known: npt.NDArray[Any] | Iterable[npt.NDArray[Any]] = (),
     *,
     sides: Sides = "both",
     memory_mb: float = 1024,
@@ -142,7 +203,7 @@ def rank(
     Parameters
     ----------
     triples
-        (n, 3) what is asked.
+        (n, 3) what is asked; or `Questions`, which know the facts already.
     known
         (m, 3) all facts, of every split; none: raw ranks.
     memory_mb
@@ -158,35 +219,35 @@ def rank(
         low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
         if not bool((low + high).isfinite()):  # NaN is the least and the greatest of all; no copy of a large table
             raise TacitError(f"the {name} table holds values that are not finite, and cannot be ranked by")
-    triples = np.asarray(triples, np.int64).reshape(-1, 3)
+    asked = triples if isinstance(triples, Questions) else Questions(triples, known)
     limits = np.array([model.entities, model.relations, model.entities])
-    if ((triples < 0) | (triples >= limits)).any():
+    if ((asked.triples < 0) | (asked.triples >= limits)).any():
         raise BadValue("a triple that is asked for has an entity or a relation that the model has no row for")
-    facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
-    facts = _distinct(np.asarray(facts, np.int64).reshape(-1, 3))
     found = []
     with torch.no_grad():
         for asks_head in [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]:
             allowed = None if typed is None else typed[int(asks_head)]
-            found.append(_rank_side(model, triples, facts, asks_head, memory_mb, allowed))
+            found.append(_rank_side(model, asked, asks_head, memory_mb, allowed))
     return Ranks(*(np.concatenate([getattr(r, name) for r in found]) for name in Ranks.__dataclass_fields__))
 
 
-def _rank_side(model: Model, triples: Any, facts: Any, asks_head: bool, memory_mb: float, allowed: Any) -> Ranks:
+def _rank_side(model: Model, asked: Questions, asks_head: bool, memory_mb: float, allowed: Any) -> Ranks:
     device = model.tables.entity.device
     column, known_column = (0, 2) if asks_head else (2, 0)
-    ids = torch.from_numpy(triples).to(device)
+    ids = torch.from_numpy(asked.triples).to(device)
     queries = Queries(model, ids[:, 1], ids[:, known_column], asks_head=asks_head)
     counting = _Counting(model, queries, ids[:, column], ids[:, 1], memory_mb, allowed)
-    counting.everyone()
-    for piece in _true_answers(triples, facts, column, known_column, counting.at_once()):
-        counting.leave_out(*piece)
+    left = counting.by_kernel(asked.known(asks_head, device))
+    if len(left):
+        counting.everyone(left)
+        for query, candidate in asked.pairs(asks_head, counting.at_once(), device):
+            counting.leave_out(query, candidate, left)
     return Ranks(
         counting.greater.cpu().numpy(),
         counting.equal.cpu().numpy(),
         counting.candidates.cpu().numpy(),
-        triples[:, 1],
-        np.full(len(triples), asks_head),
+        asked.triples[:, 1],
+        np.full(len(asked.triples), asks_head),
     )
 
 
@@ -233,17 +294,41 @@ class _Counting:
         place = torch.searchsorted(self.allowed_keys, keys).clamp(max=max(len(self.allowed_keys) - 1, 0))
         return self.allowed_keys[place] == keys if len(self.allowed_keys) else torch.zeros_like(keys, dtype=torch.bool)
 
-    def everyone(self) -> None:
-        """Count all candidates, block by block."""
-        each = self.queries.bytes_per_pair() + 32  # the scores, and what comparing them takes
-        several = max(1, min(QUERIES, len(self.target), int(self.budget / (each * SMALLEST))))
-        width = max(SMALLEST, int(self.budget / (each * several)))
-        for first in range(0, len(self.target), several):
-            index = slice(first, min(first + several, len(self.target)))
-            for begin in range(0, self.entities, width):
-                self._block(index, slice(begin, min(begin + width, self.entities)))
+    def by_kernel(self, known: Known) -> Tensor:
+        """Count by a fused kernel where there is one; the queries that are left over."""
+        queries, left = self.queries, torch.arange(len(self.target), device=self.target.device)
+        counter, slack = counter_for(left.device.type), self.queries.close(self.target_score)
+        if counter is None or slack is None or self.allowed is not None:
+            return left
+        assert queries.query is not None
+        self.candidates -= known.others
+        for listed in LISTED:
+            value = torch.cat([queries.compared(i, self.target[i]) for i in left.split(self.at_once())])
+            own = Known(known.first[left], known.last[left], known.answers, known.others[left])
+            counts = counter(str(queries.scorer.geometry), queries.query[left], queries.entity, self.target[left],
+                             value, slack[left], own, listed, self.budget / 2)  # fmt: skip
+            enough = counts.close <= listed
+            self.greater[left[enough]] += counts.better[enough]
+            place = torch.arange(listed, device=left.device)
+            query, column = ((place < counts.close[:, None]) & enough[:, None]).nonzero(as_tuple=True)
+            which = counts.which[query, column]
+            self._settle(left[query], torch.where(which < 0, -1 - which, which), torch.where(which < 0, -1, 1))
+            left = left[~enough]
+            if not len(left):
+                break
+        self.candidates[left] = self.entities  # they are counted from the beginning
+        return left
 
-    def _block(self, index: slice, candidates: slice) -> None:
+    def everyone(self, index: Tensor) -> None:
+        """Count all candidates of these queries by blocks of scores."""
+        each = self.queries.bytes_per_pair() + 32  # the scores, and what comparing them takes
+        several = max(1, min(QUERIES, len(index), int(self.budget / (each * SMALLEST))))
+        width = max(SMALLEST, int(self.budget / (each * several)))
+        for some in index.split(several):
+            for begin in range(0, self.entities, width):
+                self._block(some, slice(begin, min(begin + width, self.entities)))
+
+    def _block(self, index: Tensor, candidates: slice) -> None:
         score, slack = self.queries.block(index, candidates)
         low, high = score.aminmax()
         if not bool((high - low).isfinite()):
@@ -264,19 +349,17 @@ class _Counting:
         near &= ~exact
         del score, above
         query, candidate = near.nonzero(as_tuple=True)
-        self._settle(query, candidate, index.start, candidates.start)
+        self._settle(index[query], candidate + candidates.start)
 
-    def _settle(self, query: Tensor, candidate: Tensor, first: int, begin: int) -> None:
-        """Score each pair that rounding could decide by itself."""
-        for q, c in zip(query.split(self.at_once()), candidate.split(self.at_once()), strict=True):
-            self._count(q + first, c + begin, 1)
+    def _settle(self, query: Tensor, candidate: Tensor, sign: Tensor | None = None) -> None:
+        """Score each pair that rounding could decide by itself, and count it (or, by its sign, take it back)."""
+        sign = torch.ones_like(query) if sign is None else sign
+        for q, c, s in zip(*(tensor.split(self.at_once()) for tensor in (query, candidate, sign)), strict=True):
+            score, target = self._score(q, c), self.target_score[q]
+            self.greater.index_add_(0, q, s * (score > target))
+            self.equal.index_add_(0, q, s * (score == target))
 
-    def _count(self, query: Tensor, candidate: Tensor, sign: int) -> None:
-        score, target = self._score(query, candidate), self.target_score[query]
-        self.greater.index_add_(0, query, sign * (score > target).long())
-        self.equal.index_add_(0, query, sign * (score == target).long())
-
-    def _fitting(self, index: slice, candidates: slice) -> Tensor:
+    def _fitting(self, index: Tensor, candidates: slice) -> Tensor:
         """(q, c): which of these candidates fit the type."""
         assert self.allowed is not None
         entity = self.allowed[:, 1].contiguous()
@@ -291,40 +374,19 @@ class _Counting:
         fits[row[wanted], pairs[wanted, 1] - candidates.start] = True
         return fits[place]
 
-    def leave_out(self, query: Any, candidate: Any) -> None:
-        """Take back what was counted for candidates that are true answers themselves."""
-        query, candidate = (torch.from_numpy(array).to(self.target.device) for array in (query, candidate))
+    def leave_out(self, query: Tensor, candidate: Tensor, left: Tensor) -> None:
+        """Take back what was counted of those queries for candidates that are true answers themselves."""
+        if len(left) < len(self.target):
+            of_them = torch.isin(query, left)
+            query, candidate = query[of_them], candidate[of_them]
         if self.allowed is not None:
             fits = self._is_allowed(self.relation[query], candidate)
             query, candidate = query[fits], candidate[fits]
         self.candidates -= torch.bincount(query, minlength=len(self.target))
-        for q, c in zip(query.split(self.at_once()), candidate.split(self.at_once()), strict=True):
-            self._count(q, c, -1)
+        self._settle(query, candidate, -torch.ones_like(query))
 
 
 def _distinct(facts: Any) -> Any:
     """Each fact once."""
     entities, relations = (int(facts[:, columns].max(initial=0)) + 1 for columns in ([0, 2], [1]))
     return facts[np.unique(triple_keys(facts, entities, relations), return_index=True)[1]]
-
-
-def _true_answers(triples: Any, facts: Any, column: int, known_column: int, most: int) -> Iterator[tuple[Any, Any]]:
-    """(query, entity) for every other true answer of every query, about `most` at a time: a hub has very many."""
-    entities = int(max(triples.max(initial=0), facts.max(initial=0))) + 1
-    asked = triples[:, 1] * entities + triples[:, known_column]
-    there = facts[:, 1] * entities + facts[:, known_column]
-    useful = np.isin(there, asked)
-    there, answers = there[useful], facts[useful, column]
-    order = np.argsort(there, kind="stable")
-    there, answers = there[order], answers[order]
-    first, last = np.searchsorted(there, asked, "left"), np.searchsorted(there, asked, "right")
-    many = last - first
-    begin = 0
-    while begin < len(triples):
-        end = begin + max(1, int(np.searchsorted(np.cumsum(many[begin:]), most, "right")))
-        some = many[begin:end]
-        query = np.repeat(np.arange(begin, min(end, len(triples))), some)
-        answer = answers[np.repeat(first[begin:end] - np.cumsum(some) + some, some) + np.arange(int(some.sum()))]
-        other = answer != triples[query, column]
-        yield query[other], answer[other]
-        begin = end

@@ -20,7 +20,7 @@ import torch
 from numba import njit
 
 from tacit.kernels.contract import Clipped, Objective, Rule
-from tacit.kernels.fused import Fused, Numbers
+from tacit.kernels.fused import Fused, Numbers, Places
 from tacit.models import Layout, Tables
 
 Tensor = Any
@@ -125,14 +125,14 @@ def _compare(model: int, x: Array, table: Array, rows: Array, count: int, out: A
 
 @jit
 def _toward(g: Any, apart: Any) -> Any:
-    """g x the derivative of -|apart|, but for its sign."""
-    return g if apart > 0 else (-g if apart < 0 else np.float32(0))
+    """g x the sign of apart, which of NaN is NaN."""
+    return g if apart > 0 else (-g if apart < 0 else apart * np.float32(0))
 
 
 @jit
 def _over(length: Any) -> Any:
-    """1 / length, and 0 of nothing."""
-    return np.float32(1) / length if length > 0 else np.float32(0)
+    """1 / length, 0 of nothing, and NaN of NaN."""
+    return np.float32(1) / length if length > 0 else length * np.float32(0)
 
 
 @jit
@@ -273,7 +273,7 @@ def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, A
     for j in range(count):
         far = alpha - sp + s[j]
         total += far if far > 0 or far != far else np.float32(0)
-        s[j] = over if far > 0 else np.float32(0)
+        s[j] = over if far > 0 or far != far else np.float32(0)
         pull -= s[j]
     return total * over, pull
 
@@ -557,13 +557,13 @@ class Numba(Fused):
 
         return CpuEpochs
 
-    def launch(self, tables: Tables, asked: Any, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
+    def launch(self, tables: Tables, asked: Places, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
                norms: Tensor | None) -> None:  # fmt: skip
         entity, relation = tables.entity.numpy(), tables.relation.numpy()
         norm = np.empty(len(losses), np.float32) if norms is None else norms.numpy()
         found = Found.empty(len(losses), ids.shape[1], entity, relation, losses.numpy(), norm)
         arrays = Asked(
-            *(getattr(asked, name).contiguous().numpy() for name in Asked._fields[:6]), ids.numpy(), pooled
+            *(getattr(asked, name).numpy() for name in Asked._fields[:6]), ids.numpy(), pooled
         )
         self.gradients(entity, relation, arrays, rule, found, into)
 

@@ -369,7 +369,7 @@ class CpuEpochs(Epochs):
             (examples.seed & 0xFFFFFFFF, examples.seed >> 32), self.batch, examples.sampling.batch, self.copies,
             self.sides, self.filtered, world.entity_total, world.relation_total,
         )  # fmt: skip
-        asked = Asked(*(getattr(p, name).numpy() for name in Asked._fields[:7]), self.pooled)
+        asked = Asked(*(getattr(p, name).numpy() for name in Asked._fields[:6]), self.ids.numpy(), self.pooled)
         key = np.array([] if self.noise is None else self.noise.secret.key, np.uint32)
         deviation = np.zeros(self.parties) if self.noise is None else self.noise.deviation.numpy()
         limits = limits_of(self.rule)

@@ -6,7 +6,6 @@ and what it changes; `cpu_epochs` and `gpu_epochs` do the steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from tacit.cohort import Cohort, SecretNoise
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.kernels.contract import Clipped, Plain, Rule
-from tacit.kernels.fused import Fused
+from tacit.kernels.fused import Fused, Places
 from tacit.negatives import Independent, Pool
 from tacit.optimizers import Adam
 
@@ -37,19 +36,6 @@ def hash_table(keys: Tensor) -> Tensor:
         rest = table[place] != keys
         keys, place = keys[rest], (place[rest] + 1) & (size - 1)
     return table
-
-
-@dataclass
-class Places:
-    """The fields of a chunk that the kernels read, in buffers of a step's full size."""
-
-    head: Tensor
-    relation: Tensor
-    tail: Tensor
-    asks_head: Tensor
-    weight: Tensor
-    party: Tensor
-    ids: Tensor
 
 
 class Epochs:
@@ -95,8 +81,8 @@ class Epochs:
             torch.zeros(places, dtype=torch.int8, device=device),
             torch.zeros(places, device=device),
             ids[3],
-            torch.full((rows, self.count), -1, dtype=torch.int64, device=device),
         )
+        self.ids = torch.full((rows, self.count), -1, dtype=torch.int64, device=device)
         self.losses, self.norms = torch.zeros(2, places, device=device)
         steps = -(-int(examples.steps_per_epoch().max()) // self.ahead) * self.ahead
         self.step_losses = torch.zeros(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,18 @@ def model_number(scorer: Any) -> int | None:
     return {DistMult: 2, RotatE: 3, ComplEx: 4}.get(type(scorer))
 
 
+@dataclass
+class Places:
+    """The fields of a chunk that the kernels read: contiguous, one entry per example."""
+
+    head: Tensor
+    relation: Tensor
+    tail: Tensor
+    asks_head: Tensor
+    weight: Tensor
+    party: Tensor
+
+
 class Fused:
     """Base of the kernels that do a whole chunk at once; what they do not cover is left to the reference."""
 
@@ -68,14 +81,16 @@ class Fused:
         if len(chunk):
             ids = chunk.negatives if chunk.pool is None else chunk.pool
             assert ids is not None
-            self.launch(tables, chunk, ids.contiguous(), chunk.pool is not None, rule, into.tables, losses, norms)
+            fields = (getattr(chunk, name).contiguous() for name in Places.__dataclass_fields__)
+            self.launch(tables, Places(*fields), ids.contiguous(), chunk.pool is not None, rule, into.tables, losses,
+                        norms)  # fmt: skip
             into.entity_rows += [chunk.head, chunk.tail, ids]
             into.relation_rows.append(chunk.relation)
         return losses, norms
 
-    def launch(self, tables: Tables, asked: Any, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
+    def launch(self, tables: Tables, asked: Places, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
                norms: Tensor | None) -> None:  # fmt: skip
-        """Do every example of a chunk, whose fields `asked` has; `losses` and `norms` are filled in."""
+        """Do every example; `losses` and `norms` are filled in."""
         raise NotImplementedError
 
     def epochs(self) -> Any:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from tacit.kernels.contract import Clipped, Rule
-from tacit.kernels.fused import Fused
+from tacit.kernels.fused import Fused, Places
 from tacit.models import Tables
 
 Tensor = Any
@@ -53,39 +53,39 @@ def _add(table, row, at, width, values, IMAGINARY: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def _score(qx, qy, ex, ey, MODEL: tl.constexpr):
-    """The scores of candidates e (n, d) with the query q (1, d), without gamma."""
+def _score(qx, qy, ex, ey, AXIS: tl.constexpr, MODEL: tl.constexpr):
+    """The score of a query with a row, or with a tile of rows (AXIS 1), without gamma."""
     if MODEL == PRODUCT:
-        s = tl.sum(qx * ex, 1)
+        s = tl.sum(qx * ex, AXIS)
     elif MODEL == COMPLEX:
-        s = tl.sum(qx * ex + qy * ey, 1)
+        s = tl.sum(qx * ex + qy * ey, AXIS)
     elif MODEL == L1:
-        s = -tl.sum(tl.abs(qx - ex), 1)
+        s = -tl.sum(tl.abs(qx - ex), AXIS)
     elif MODEL == L2:
-        s = -tl.sqrt(tl.sum((qx - ex) * (qx - ex), 1))
+        s = -tl.sqrt(tl.sum((qx - ex) * (qx - ex), AXIS))
     else:
-        s = -tl.sum(tl.sqrt((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey)), 1)
+        s = -tl.sum(tl.sqrt((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey)), AXIS)
     return s
 
 
 @triton.jit
 def _along(qx, qy, ex, ey, s, g, MODEL: tl.constexpr):
-    """g (n,) x d score / d e, as two (n, d) parts; `s` are the scores."""
+    """g x d score / d row, its two parts; the score s and g broadcast against a tile of rows."""
     if (MODEL == PRODUCT) | (MODEL == COMPLEX):
-        vx = g[:, None] * qx
-        vy = g[:, None] * qy
+        vx = g * qx
+        vy = g * qy
     elif MODEL == L1:
         df = qx - ex
-        vx = tl.where(df > 0, g[:, None], tl.where(df < 0, -g[:, None], 0.0))
+        vx = tl.where(df > 0, g, tl.where(df < 0, -g, df * 0.0))  # of NaN it is NaN
         vy = vx
     elif MODEL == L2:
-        vx = (qx - ex) * tl.where(s < 0, -g / s, 0.0)[:, None]
+        vx = (qx - ex) * tl.where(s < 0, -g / s, s * 0.0)
         vy = vx
     else:
         dx = qx - ex
         dy = qy - ey
         n2 = dx * dx + dy * dy
-        over = tl.where(n2 > 0, g[:, None] / tl.sqrt(n2), 0.0)
+        over = tl.where(n2 > 0, g / tl.sqrt(n2), n2 * 0.0)
         vx = dx * over
         vy = dy * over
     return vx, vy
@@ -140,7 +140,7 @@ def _candidates(entity, ids, own, prior_tails, prior_heads, prior_at, j0, party,
     ey = ex
     if WIDE:
         ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
-    return j, row, there, prior, ex, ey, _score(qx[None, :], qy[None, :], ex, ey, MODEL)
+    return j, row, there, prior, ex, ey, _score(qx[None, :], qy[None, :], ex, ey, 1, MODEL)
 
 
 @triton.jit
@@ -158,13 +158,14 @@ def _times(ids, b, row, N: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr):
 def _pull(s, there, sp, m, z, alpha, LOSS: tl.constexpr):
     """d loss / d score of candidates, given what the first pass found."""
     if LOSS == SELF_ADVERSARIAL:
-        g = tl.exp(alpha * s - m) / z * _sigmoid(s)
+        g = tl.exp(alpha * s - m) * (1.0 / z) * _sigmoid(s)
     elif LOSS == LOGISTIC:
-        g = _sigmoid(s) / z
+        g = _sigmoid(s) * (1.0 / z)
     elif LOSS == SOFTMAX:
-        g = tl.exp(s - m) / z
+        g = tl.exp(s - m) * (1.0 / z)
     else:
-        g = tl.where(alpha - sp + s > 0, 1.0, 0.0) / z
+        far = alpha - sp + s
+        g = tl.where((far > 0) | (far != far), 1.0 / z, 0.0)
     return tl.where(there, g, 0.0)
 
 
@@ -232,8 +233,8 @@ def _example(
             on_heads = tl.load(prior_heads + prior_at + h - start)
             constant = tl.where(ask != 0, on_tails, on_heads)
             prior_answer = tl.where(ask != 0, on_heads, on_tails)
-        own_score = _score(qx[None, :], qy[None, :], ax[None, :], ay[None, :], MODEL)
-        sp = tl.sum(own_score, 0) + gamma + constant + prior_answer
+        own_score = _score(qx, qy, ax, ay, 0, MODEL)  # of one row: as a tile of one it would be held by every thread
+        sp = own_score + gamma + constant + prior_answer
 
         # First pass: all scores, and what the loss needs to know of them together.
         m = float("-inf")
@@ -267,7 +268,7 @@ def _example(
                 total += tl.sum(tl.where(there, _softplus(sc), 0.0), 0)
             else:
                 z += tl.sum(tl.where(there, 1.0, 0.0), 0)
-                total += tl.sum(tl.where(there, tl.maximum(alpha - sp + sc, 0.0), 0.0), 0)
+                total += tl.sum(tl.where(there & ((alpha - sp + sc > 0) | (sc != sc)), alpha - sp + sc, 0.0), 0)
         if LOSS != SOFTMAX:
             z = tl.where(z == 0.0, 1.0, z)  # no candidate is there
         if LOSS == SELF_ADVERSARIAL:
@@ -305,13 +306,15 @@ def _example(
             if LOSS == MARGIN:
                 pull -= tl.sum(g, 0) / w
             if NEGATIVE:
-                vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s, g, MODEL)
+                vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s[:, None], g[:, None], MODEL)
                 if (MODEL == PRODUCT) | (MODEL == COMPLEX):
                     gqx += tl.sum(g[:, None] * ex, 0)
-                    gqy += tl.sum(g[:, None] * ey, 0)
+                    if WIDE:  # else the sums would be made all the same, and nobody would use them
+                        gqy += tl.sum(g[:, None] * ey, 0)
                 else:
                     gqx -= tl.sum(vx, 0)
-                    gqy -= tl.sum(vy, 0)
+                    if WIDE:
+                        gqy -= tl.sum(vy, 0)
                 if CLIPPED:
                     free = there
                     times = there.to(tl.float32)
@@ -322,9 +325,10 @@ def _example(
                         free = there & (row != a) & (row != k)
                         if tl.sum((on_a | on_k).to(tl.int32), 0) > 0:
                             gax += tl.sum(tl.where(on_a[:, None], vx, 0.0), 0)
-                            gay += tl.sum(tl.where(on_a[:, None], vy, 0.0), 0)
                             gkx += tl.sum(tl.where(on_k[:, None], vx, 0.0), 0)
-                            gky += tl.sum(tl.where(on_k[:, None], vy, 0.0), 0)
+                            if WIDE:
+                                gay += tl.sum(tl.where(on_a[:, None], vy, 0.0), 0)
+                                gky += tl.sum(tl.where(on_k[:, None], vy, 0.0), 0)
                     if MASKED:
                         free = free & (tl.load(row_mask + row, mask=there, other=0) != 0)
                     long = _length2(qx[None, :], qy[None, :], ex, ey, s, MODEL)
@@ -339,10 +343,7 @@ def _example(
                     if WIDE:
                         _add(g_entity, row[:, None], d[None, :], EW, vy, True, D, EVEN)
         if POSITIVE:
-            px, py = _along(qx[None, :], qy[None, :], ax[None, :], ay[None, :], own_score, own_score * 0.0 + pull * w,
-                            MODEL)  # fmt: skip
-            px = tl.sum(px, 0)
-            py = tl.sum(py, 0)
+            px, py = _along(qx, qy, ax, ay, own_score, pull * w, MODEL)
             gax += px
             gay += py
             if (MODEL == PRODUCT) | (MODEL == COMPLEX):
@@ -444,7 +445,7 @@ def _example(
                         if POOL:
                             tl.store(pulls + b * N + j, tl.where(free, g, 0.0), mask=j < N)
                         else:
-                            vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s, g, MODEL)
+                            vx, vy = _along(qx[None, :], qy[None, :], ex, ey, s[:, None], g[:, None], MODEL)
                             at = g_entity + row[:, None] * EW + d[None, :]
                             write = in_d[None, :] & free[:, None]
                             tl.atomic_add(at, vx, mask=write, sem="relaxed")
@@ -487,7 +488,7 @@ def _pool(entity, g_entity, weights, parties, ids, queries, pulls, batch, N: tl.
             qy = qx
             if WIDE:
                 qy = _rows(queries, b, d, EW, True, D, EVEN)[None, :]
-            vx, vy = _along(qx, qy, ex, ey, _score(qx, qy, ex, ey, MODEL), g, MODEL)
+            vx, vy = _along(qx, qy, ex, ey, _score(qx, qy, ex, ey, 1, MODEL)[:, None], g[:, None], MODEL)
             gx += vx
             if WIDE:
                 gy += vy
@@ -520,7 +521,7 @@ class Triton(Fused):
         return GpuEpochs
 
     def launch(
-        self, tables: Tables, asked: Any, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
+        self, tables: Tables, asked: Places, ids: Tensor, pooled: bool, rule: Rule, into: Tables, losses: Tensor,
         norms: Tensor | None, summed: tuple[Tensor, Tensor, int] | None = None,
         between: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip

@@ -15,7 +15,8 @@ import triton.language as tl
 from tacit.draws import CHACHA, KEY_STEPS, MULTIPLIERS, Purpose
 from tacit.errors import TacitError
 from tacit.kernels.contract import Clipped
-from tacit.kernels.epochs import HASH, Epochs, Places
+from tacit.kernels.epochs import HASH, Epochs
+from tacit.kernels.fused import Places
 from tacit.kernels.gpu import Triton
 from tacit.negatives import ATTEMPTS
 from tacit.optimizers import Adam
@@ -330,7 +331,7 @@ class GpuEpochs(Epochs):
         super().__init__(*arguments, **options)
         cohort, device = self.cohort, self.cohort.tables.entity.device
         if len(cohort.tables.entity) < 1 << 31:
-            self.places.ids = self.places.ids.to(torch.int32)
+            self.ids = self.ids.to(torch.int32)
         if isinstance(self.rule, Clipped):
             mask = None if self.rule.row_mask is None else self.rule.row_mask.to(torch.int8)
             self.rule = replace(self.rule, clip=self.rule.clip.float(), row_mask=mask)
@@ -361,14 +362,14 @@ class GpuEpochs(Epochs):
         _draw[(len(p.head),)](
             self.order, self.begins, self.sizes, self.wanted, self.taken, self.most, examples.triples, examples.half,
             self.share, world.numbers, world.many, world.first, world.entity, self.known, self.number, p.head,
-            p.relation, p.tail, p.asks_head, p.weight, p.party, p.ids, *key, self.batch, world.entity_total,
+            p.relation, p.tail, p.asks_head, p.weight, p.party, self.ids, *key, self.batch, world.entity_total,
             world.relation_total, examples.sampling.batch, self.size, N=size, NP=triton.next_power_of_2(size),
             MASK=len(self.known) - 1, SIDES=self.sides, COPIES=self.copies, FILTERED=self.filtered, POOL=self.pooled,
             MOST_ATTEMPTS=ATTEMPTS, NEGATIVES=int(Purpose.NEGATIVES), SIDE=int(Purpose.SIDE), num_warps=4,
         )  # fmt: skip
         if self.pooled:
             _draw_pool[(self.parties, CHAIN)](
-                world.numbers, world.many, world.first, world.entity, self.taken, self.number, p.ids, self.short,
+                world.numbers, world.many, world.first, world.entity, self.taken, self.number, self.ids, self.short,
                 *key, P=size, DRAWN=triton.next_power_of_2(3 * size // 2 + 32), PURPOSE=int(Purpose.POOL), num_warps=8,
             )  # fmt: skip
         for ahead in range(CHAIN):
@@ -381,7 +382,7 @@ class GpuEpochs(Epochs):
         of_step, rows = slice(ahead * self.size, (ahead + 1) * self.size), self.parties if self.pooled else self.size
         asked = Places(*(getattr(p, name)[of_step] for name in p.__dataclass_fields__))
         self.kernel.launch(
-            cohort.tables, asked, p.ids[ahead * rows : (ahead + 1) * rows], self.pooled, self.rule,
+            cohort.tables, asked, self.ids[ahead * rows : (ahead + 1) * rows], self.pooled, self.rule,
             cohort.gradients.tables, self.losses[of_step], self.norms[of_step],
             (self.step_losses, self.number, ahead), self.between,
         )  # fmt: skip

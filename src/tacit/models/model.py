@@ -12,7 +12,7 @@ import torch
 from tacit.errors import BadValue
 from tacit.graph import Graph
 from tacit.models.bilinear import DistMult
-from tacit.models.scorer import Scorer, compare, compare_all
+from tacit.models.scorer import DistanceScorer, Scorer, compare, compare_all
 from tacit.models.tables import Prior, Tables, popularity
 
 Tensor = Any
@@ -98,21 +98,45 @@ class Queries:
     def longest(self) -> Tensor:
         return torch.linalg.vector_norm(self.entity, dim=-1).max()
 
+    def compared(self, index: Tensor, candidate: Tensor) -> Tensor:
+        """The product or distance of query `index[i]` and the row of entity `candidate[i]`."""
+        assert self.query is not None
+        return compare(self.scorer.geometry, self.query[index], self.entity[candidate])
+
     def pairs(self, index: Tensor, candidate: Tensor) -> Tensor:
         """The score of query `index[i]` with entity `candidate[i]`."""
-        relation, row = self.model.tables.relation[self.relation[index]], self.entity[candidate]
+        relation = self.model.tables.relation[self.relation[index]]
         if self.query is not None:
-            score = self.scorer.scaled(compare(self.scorer.geometry, self.query[index], row), relation)
-        elif self.asks_head and not self.turned:
-            score = self.scorer.score(row, relation, self.entity[self.known[index]], self.shared)
+            score = self.scorer.scaled(self.compared(index, candidate), relation)
         else:
-            score = self.scorer.score(self.entity[self.known[index]], relation, row, self.shared)
+            row, known = self.entity[candidate], self.entity[self.known[index]]
+            head, tail = (row, known) if self.asks_head and not self.turned else (known, row)
+            score = self.scorer.score(head, relation, tail, self.shared)
         if (prior := self.model.prior) is not None:
             head, tail = (candidate, self.known[index]) if self.asks_head else (self.known[index], candidate)
             score = score + prior.of(head, self.prior_relation[index], tail)
         return score
 
-    def block(self, index: slice, candidates: slice) -> tuple[Tensor, Tensor]:
+    def close(self, score: Tensor) -> Tensor | None:
+        """(q,): how close to the product or distance of this score another may be so that rounding decides which is
+        larger. None: scores do not follow from products or distances alone, or these might overflow.
+        """
+        query, scorer, rows = self.query, self.scorer, self.entity
+        plain = type(scorer).scaled in (Scorer.scaled, DistanceScorer.scaled) and rows.dtype == torch.float32
+        if query is None or not plain or self.model.prior is not None:
+            return None
+        length, eps, width = torch.linalg.vector_norm(query, dim=-1), torch.finfo(rows.dtype).eps, rows.shape[-1]
+        most = (length.max() + self.longest).square() * width
+        if not bool(most.isfinite()):
+            return None
+        # A sum of n terms, in whatever order, is off by at most n / 2 x eps x the sum of their sizes (Higham 2002, 4.2);
+        # here two sums are compared, and each term is rounded as well.
+        if scorer.geometry == "product":
+            return (width + 8) * eps * length * self.longest
+        gamma = getattr(scorer, "gamma", 0.0)
+        return eps * (1.1 * (width + 8) * (gamma - score).abs() + 2 * gamma)
+
+    def block(self, index: Tensor, candidates: slice) -> tuple[Tensor, Tensor]:
         """Scores of some queries with a range of entities, (q, c), and (q, 1) how far they may be from `pairs`."""
         relation, rows = self.model.tables.relation[self.relation[index]], self.entity[candidates]
         eps, width = torch.finfo(rows.dtype).eps, rows.shape[-1]

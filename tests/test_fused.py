@@ -1,0 +1,350 @@
+"""The fused kernels against the reference, on fresh inputs: gradients, draws, noise, whole epochs, and counting.
+
+Those for the CPU run as they are. Those for the GPU run on a CPU by Triton's interpreter, on tiny shapes; it has to be
+chosen before Triton is loaded, so those checks run in a process of their own: this file, run as a program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tacit import kernels
+from tacit.cohort import SecretNoise
+from tacit.draws import MASK, Purpose, Secret, chacha
+from tacit.errors import TacitError
+from tacit.evaluation import rank
+from tacit.graph import Graph
+from tacit.kernels import Chunk, Clipped, Gradients, Objective, Plain, Reference, kernel_for
+from tacit.losses import Logistic, Margin, SelfAdversarial, Softmax
+from tacit.models import SCORERS, Layout, Prior, Tables
+from tacit.models.bilinear import ComplEx, DistMult
+from tacit.models.model import Model
+from tacit.models.translational import RotatE, TransE
+from tacit.negatives import SIDES
+from tacit.settings import Settings
+from tacit.training import Fit
+
+COVERED = [TransE(), TransE(norm=2), DistMult(), RotatE(), ComplEx()]
+LOSSES = [SelfAdversarial(alpha=0.7), Logistic(), Softmax(), Margin(margin=1.5)]
+seeds = st.integers(0, 2**32 - 1)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def a_case(rng, scorer, loss):
+    """Several parties, repeats, self-loops, padding, absent candidates, a pool or not, a prior or not, any dim."""
+    parties = int(rng.integers(1, 4))
+    entities = tuple(int(n) for n in rng.integers(2, 9, parties))
+    layout = Layout(entities, tuple(int(n) for n in rng.integers(1, 4, parties)))
+    widths = scorer.widths(int(rng.integers(1, 9)))
+
+    def numbers(*shape):
+        return torch.tensor(rng.normal(size=shape), dtype=torch.float32)
+
+    tables = Tables(numbers(sum(entities), widths[0]), numbers(sum(layout.relations), widths[1]) * 0.3)
+    batch, count = int(rng.integers(1, 6)), int(rng.integers(1, 8))
+    party = rng.integers(0, parties, batch)
+
+    def rows(sizes, starts, of):
+        return torch.tensor(np.array(starts)[of] + (rng.random(of.shape) * np.array(sizes)[of]).astype(int))
+
+    # Columns of one tensor, as a step's are: not contiguous.
+    triples = torch.stack([
+        rows(entities, layout.entity_start, party), rows(layout.relations, layout.relation_start, party),
+        rows(entities, layout.entity_start, party)], 1)  # fmt: skip
+    head, relation, tail = triples.unbind(1)
+    tail.copy_(torch.where(torch.tensor(rng.random(batch) < 0.3), head, tail))
+    if rng.random() < 0.3:  # a row that equals the query of nothing: distances of 0
+        tables.entity[int(tail[0])] = tables.entity[int(head[0])]
+        tables.relation[int(relation[0])] = 0.0
+    candidates = {}
+    if rng.random() < 0.5:
+        pool = np.full((parties, count), -1)
+        for p in range(parties):
+            some = rng.permutation(entities[p])[:count]
+            pool[p, : len(some)] = some + layout.entity_start[p]
+        candidates["pool"] = torch.tensor(pool)
+    else:
+        drawn = rows(entities, layout.entity_start, np.repeat(party[:, None], count, 1))
+        candidates["negatives"] = torch.where(torch.tensor(rng.random((batch, count)) < 0.2), -1, drawn)
+    weight = np.where(rng.random(batch) < 0.2, 0, rng.random(batch) + 0.5)
+    prior = None
+    if rng.random() < 0.5:
+        prior = Prior(numbers(sum(layout.relations), max(entities)), numbers(sum(layout.relations), max(entities)), 0.5)
+    chunk = Chunk(head, relation, tail, torch.tensor(party), torch.tensor(rng.random(batch) < 0.5),
+                  torch.tensor(weight, dtype=torch.float32), torch.arange(batch), **candidates)  # fmt: skip
+    clip = torch.tensor(rng.random(parties) * 2, dtype=torch.float32)
+    part = ["both", "positive", "negative"][int(rng.integers(3))] if loss.apart else "both"
+    mask = torch.tensor(rng.random(sum(entities)) < 0.7)
+    rules = [Plain(), Clipped(clip, relation_scale=0.7), Clipped(clip, row_clip=0.3, row_mask=mask, part=part)]
+    return Objective(scorer, loss, prior=prior), layout, tables, chunk, rules
+
+
+def found_by(kernel, objective, layout, tables, chunk, rule):
+    into = Gradients(tables.like(torch.zeros_like))
+    losses, norms = kernel(objective, layout).accumulate(tables, chunk, rule, into)
+    units = int(chunk.unit[chunk.weight != 0].max()) + 1 if bool((chunk.weight != 0).any()) else 0
+    return [losses, *into.tensors(), *([] if norms is None else [norms[:units]])]
+
+
+def check_gradients(kernel, rng, scorer, loss):
+    objective, layout, tables, chunk, rules = a_case(rng, scorer, loss)
+    for rule in rules:
+        for chosen in (chunk, chunk.select(torch.arange(0))):
+            ours, theirs = (found_by(k, objective, layout, tables, chosen, rule) for k in (kernel, Reference))
+            for a, b in zip(ours, theirs, strict=True):
+                assert torch.allclose(a, b, rtol=1e-4, atol=2e-5), (scorer, loss, rule, a, b)
+    if chunk.negatives is not None:  # an example that has to do with what is not finite adds nothing
+        bad = int(chunk.head[0])
+        tables.entity[bad] = float("nan")
+        touched = (chunk.head == bad) | (chunk.tail == bad) | (chunk.negatives == bad).any(1)
+        ours = found_by(kernel, objective, layout, tables, chunk, rules[1])[1:3]
+        rest = chunk.select((~touched).nonzero()[:, 0])
+        rest = replace(rest, unit=torch.arange(len(rest)))
+        for a, b in zip(ours, found_by(Reference, objective, layout, tables, rest, rules[1])[1:3], strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=2e-5), (scorer, loss, "not finite")
+
+
+@pytest.mark.parametrize("scorer", COVERED, ids=lambda s: f"{type(s).__name__}{getattr(s, 'norm', '')}")
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@given(seed=seeds)
+def test_numba_gradients_equal_the_reference(scorer, loss, seed):
+    pytest.importorskip("numba")
+    check_gradients(kernel_for("numba", torch.device("cpu")), np.random.default_rng(seed), scorer, loss)
+
+
+def test_numba_gradients_are_as_exact_as_float32_on_a_real_size():
+    """And the same bits on one thread and on three."""
+    numba = pytest.importorskip("numba") and kernel_for("numba", torch.device("cpu"))
+    rng, layout = np.random.default_rng(5), Layout((900,), (11,))
+    for scorer in COVERED:
+        widths = scorer.widths(32)
+        tables = Tables(*(torch.tensor(rng.normal(size=s), dtype=torch.float32)
+                          for s in ((900, widths[0]), (11, widths[1]))))  # fmt: skip
+        ids = [torch.tensor(rng.integers(0, high, 512)) for high in (900, 11, 900)]
+        chunk = Chunk(*ids, torch.zeros(512, dtype=torch.int64), torch.tensor(rng.random(512) < 0.5), torch.ones(512),
+                      torch.arange(512), negatives=torch.tensor(rng.integers(0, 900, (512, 64))))  # fmt: skip
+        double = tables.like(torch.Tensor.double)
+        exact = found_by(Reference, Objective(scorer, SelfAdversarial()), layout, double,
+                         replace(chunk, weight=chunk.weight.double()), Plain())  # fmt: skip
+        threads, several = torch.get_num_threads(), []
+        try:
+            for number in (1, 3):
+                torch.set_num_threads(number)
+                several.append(found_by(numba, Objective(scorer, SelfAdversarial()), layout, tables, chunk, Plain()))
+        finally:
+            torch.set_num_threads(threads)
+        for one, three, best in zip(*several, exact, strict=True):
+            assert torch.equal(one, three), scorer
+            assert float((one.double() - best).norm() / best.norm()) < 2e-6, scorer
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+def test_chacha20_gives_the_published_block():
+    """RFC 8439, section 2.3.2."""
+    key = tuple(np.frombuffer(bytes(range(32)), "<u4").tolist())
+    nonce = np.frombuffer(bytes.fromhex("000000090000004a00000000"), "<u4").astype(np.int64)
+    words = chacha((np.array([1]), *(nonce[i : i + 1] for i in range(3))), key)
+    published = """e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3
+                   466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"""
+    assert [f"{int(word[0]):08x}" for word in words] == published.split()
+    assert all(0 <= int(word[0]) <= MASK for word in words)
+
+
+def test_secret_noise_is_normal_and_never_the_same():
+    one, two = Secret.fresh(), Secret.fresh()
+    assert one.key != two.key
+    assert "key" not in repr(one)
+    draw = one.normal(Purpose.NOISE_ENTITY, 3, 7, 400_001).double()
+    assert len(draw) == 400_001
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        assert abs(float(draw.pow(power).mean()) - moment) < 0.06, power
+    assert abs(float((draw.abs() < 1).double().mean()) - 0.6827) < 0.004
+    assert 4.0 < float(draw.abs().max()) < 7.5
+    assert abs(float((draw[:-1] * draw[1:]).mean())) < 0.01
+    others = [(Purpose.NOISE_RELATION, 3, 7), (Purpose.NOISE_ENTITY, 4, 7), (Purpose.NOISE_ENTITY, 3, 8)]
+    for other in others:
+        assert abs(float((one.normal(*other, 400_001).double() * draw).mean())) < 0.01
+    assert torch.equal(one.normal(Purpose.NOISE_ENTITY, 3, 7, 100), draw[:100].float())
+    assert Secret.simulation(5) == Secret.simulation(5)
+    assert Secret.simulation(5).simulated
+    assert not one.simulated
+
+
+# -- whole epochs ------------------------------------------------------------------------------------------------------
+
+
+def a_graph(seed, entities, count):
+    rng = np.random.default_rng(seed)
+    rows = zip(*(rng.integers(high, size=count).tolist() for high in (entities, 2, entities)), strict=True)
+    return Graph.from_triples([(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rows])
+
+
+def two_fits(kernel, sides, negatives, reciprocal=False, scorer=None):
+    wanted = Settings.make({"scorer": {"dim": 3} | (scorer or {}), "training": {"batch": 6, "reciprocal": reciprocal},
+                            "negatives": {"count": 6, "sides": sides} | negatives})  # fmt: skip
+    graphs = [a_graph(1, 9, 14), a_graph(2, 31, 25)]
+    fits = [Fit(wanted, graphs, numbers=[5, 3], kernel=name, device="cpu") for name in ("reference", kernel)]
+    fits[1].prepare()
+    assert fits[1].epochs is not None
+    return fits
+
+
+def check_same_state(slow, fast, about):
+    for name, tensor in slow.cohort.state().items():
+        assert torch.allclose(tensor.double(), fast.cohort.state()[name].double(), atol=2e-4), (*about, name)
+
+
+def check_epochs(kernel, sides, negatives, reciprocal=False, scorer=None):
+    """Shuffles, sides, draws, filters, pools and Adam of two unequal parties, one of which then rests."""
+    slow, fast = two_fits(kernel, sides, negatives, reciprocal, scorer)
+    for active in (None, np.array([True, False])):
+        ours, theirs = fast.epoch(active), slow.epoch(active)
+        assert np.allclose(ours.loss, theirs.loss, rtol=1e-4, equal_nan=True)
+        assert (ours.steps, ours.examples) == (theirs.steps, theirs.examples)
+    check_same_state(slow, fast, (sides, negatives))
+
+
+def check_noisy_epochs(kernel, negatives, scorer=None):
+    """Clipped gradients, secret noise on every row, a public divisor: against the reference, step by step."""
+    slow, fast = two_fits(kernel, "tails", negatives, scorer=scorer)
+    rule = Clipped(torch.tensor([0.3, 0.6]), relation_scale=0.5)
+    noise = SecretNoise(Secret.simulation(9), torch.tensor([0.2, 0.1]))
+    fast.epochs = type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, rule=rule, noise=noise, divisor=4.0)
+    fast.epoch()
+    cohort, everyone = slow.cohort, torch.ones(2, dtype=torch.bool)
+    for step in slow.examples.epoch(cohort.epochs, cohort.steps, everyone):
+        slow.kernel.accumulate(cohort.tables, step.chunk, rule, cohort.gradients)
+        cohort.finish(torch.full((2,), 4.0), step.active, noise=noise, relation_scale=0.5)
+    cohort.epochs += 1
+    check_same_state(slow, fast, (kernel, negatives))
+
+
+@pytest.fixture(params=[1 << 20, 0], ids=["one thread", "two threads"])
+def threads(request, monkeypatch):
+    """Small steps take one thread; here also two."""
+    cpu = pytest.importorskip("tacit.kernels.cpu", exc_type=ImportError)
+    monkeypatch.setattr(cpu, "SMALL", request.param)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_numba_epochs_equal_the_reference():
+    for sides in SIDES:
+        check_epochs("numba", sides, {"filtered": True})
+        check_epochs("numba", sides, {"name": "pool", "count": 5})
+    check_epochs("numba", "tails", {"name": "pool", "count": 50})  # more than there are
+    check_epochs("numba", "both", {"filtered": True}, reciprocal=True)
+    for name in ("rotate", "complex", "distmult"):
+        check_epochs("numba", "random", {"filtered": True}, scorer={"name": name, "dim": 5})
+
+
+@pytest.mark.usefixtures("threads")
+def test_numba_noise_equals_the_reference():
+    for scorer in ({}, {"name": "complex", "dim": 5}, {"dim": 37}):
+        check_noisy_epochs("numba", {"name": "pool"}, scorer)
+        check_noisy_epochs("numba", {}, scorer)
+
+
+def test_noise_without_a_clip_is_refused():
+    pytest.importorskip("numba")
+    _, fast = two_fits("numba", "tails", {})
+    noise = SecretNoise(Secret.fresh(), torch.ones(2))
+    for wrong in ({}, {"rule": Clipped(torch.ones(2))}, {"divisor": 4.0}):
+        with pytest.raises(TacitError, match="noise needs a clip"):
+            type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, noise=noise, **wrong)
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+def check_counting(count, rng, name):
+    """Ranks with the kernel are the ranks without, ties and raw ranks included."""
+    entities, relations, dim = int(rng.integers(1, 40)), int(rng.integers(1, 4)), int(rng.integers(1, 9))
+    scorer = SCORERS[name]()
+    weights = [torch.tensor(rng.random(relations), dtype=torch.float32)] if scorer.statistics else None
+    layout = Layout((entities,), (relations,))
+    tables = Tables.begin(scorer, dim, layout, seed=int(rng.integers(2**32)), weights=weights)
+    few = rng.integers(0, max(1, entities // 2), entities)
+    if rng.random() < 0.5:  # equal rows tie; so do rows that are all but equal, to the kernel
+        tables.entity.copy_(tables.entity[few] * (1 + 1e-7 * torch.tensor(rng.integers(-1, 2, (entities, 1)))))
+    model = Model(scorer, tables)
+    facts = np.stack([rng.integers(0, high, 60) for high in (entities, relations, entities)], 1)
+    asked = facts[: int(rng.integers(0, 20))]
+    known = facts if rng.random() < 0.7 else facts[30:30]
+    found = []
+    for counter in (count, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tacit.evaluation.ranking.counter_for", lambda device, counter=counter: counter)
+            patch.setattr("tacit.evaluation.ranking.LISTED", (2, 8))
+            found.append(rank(model, asked, known))
+    for field in found[0].__dataclass_fields__:
+        assert np.array_equal(*(getattr(ranks, field) for ranks in found)), (name, field)
+
+
+@pytest.mark.parametrize("name", sorted(SCORERS))
+@given(seed=seeds)
+def test_ranks_by_the_numba_kernel_are_those_by_blocks(name, seed):
+    counting = pytest.importorskip("tacit.kernels.cpu_counting", exc_type=ImportError)
+    check_counting(counting.count, np.random.default_rng(seed), name)
+
+
+# -- what a machine has ------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_numba_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    kernels._say_missing.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert [kernel_for("auto", torch.device("cpu")) for _ in range(3)] == [Reference] * 3
+    assert [record.getMessage().startswith("numba is not installed") for record in caplog.records] == [True]
+    kernels._say_missing.cache_clear()
+
+
+# -- the GPU's, by Triton's interpreter --------------------------------------------------------------------------------
+
+
+def test_triton_kernels_equal_the_reference():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    seed = str(np.random.SeedSequence().entropy % 2**32)
+    done = subprocess.run(
+        [sys.executable, __file__, seed], env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # the interpreter divides by zero where a GPU's kernel does, and masks it as well
+    generator = np.random.default_rng(int(sys.argv[1]))
+    from tacit.kernels import gpu_counting
+
+    for each_loss in LOSSES:
+        for each_scorer in COVERED:
+            check_gradients(kernel_for("triton", None), generator, each_scorer, each_loss)
+    gpu_counting.QUERIES = gpu_counting.ROWS = gpu_counting.PRODUCTS = 8
+    for each_name in ("transe", "distmult", "rotate", "transe"):
+        check_counting(gpu_counting.count, generator, each_name)
+    for side in SIDES:
+        check_epochs("triton", side, {"filtered": True})
+    check_epochs("triton", "tails", {"name": "pool", "count": 2})
+    check_epochs("triton", "both", {"filtered": True}, reciprocal=True)
+    check_noisy_epochs("triton", {"name": "pool", "count": 2}, {"dim": 5})
+    check_noisy_epochs("triton", {})
