@@ -15,35 +15,31 @@ L1, L2, MODULUS, PRODUCT = (tl.constexpr(i) for i in range(4))
 KINDS = {"l1": 0, "l2": 1, "modulus": 2, "product": 3}
 QUERIES, ROWS, TILES, WARPS = 64, 128, 8, 8
 """A program compares so many queries with TILES times so many rows: the fastest on an H200 of those tried."""
-PRODUCTS = 1024
-"""Products that a program looks at in one go."""
 
 
 @triton.jit
-def _tally(score, q, e, in_q, in_e, target, value, slack, close, which, NEAR: tl.constexpr):
-    """How many of a tile of scores (q, e) are clearly better; those that are close are listed."""
+def _tally(score, e, in_e, target, value, slack):
+    """How many of a tile of scores (q, e) are clearly better than the answer's, and how many are close to it."""
     apart = score - value[:, None]
-    there = in_q[:, None] & in_e[None, :] & (e[None, :] != target[:, None])
-    near = there & (tl.abs(apart) <= slack[:, None])
-    if tl.sum(tl.sum(near.to(tl.int32), 1), 0) > 0:  # mostly not
-        at = tl.broadcast_to((close + q)[:, None], near.shape)
-        slot = tl.atomic_add(at, 1, mask=near, sem="relaxed")
-        entity = tl.broadcast_to(e[None, :], near.shape)
-        tl.store(which + q[:, None].to(tl.int64) * NEAR + slot, entity, mask=near & (slot < NEAR))
-    return tl.sum((there & (apart > slack[:, None])).to(tl.int32), 1)
+    there = in_e[None, :] & (e[None, :] != target[:, None])
+    better = tl.sum((there & (apart > slack[:, None])).to(tl.int32), 1)
+    return better, tl.sum((there & (tl.abs(apart) <= slack[:, None])).to(tl.int32), 1)
 
 
 @triton.jit
-def _distances(queries, entities, targets, values, slacks, better, close, which, q_total, e_total,
-               KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr, TILES_: tl.constexpr,
-               NEAR: tl.constexpr):  # fmt: skip
-    """Some queries with some rows, both of which lie column by column: queries (width, q), entities (width, e)."""
+def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, KIND: tl.constexpr,
+               D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr, TILES_: tl.constexpr):  # fmt: skip
+    """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e).
+
+    How many of the stretch are close is kept, so that only such stretches have to be looked at again.
+    """
     q = tl.program_id(0) * BQ + tl.arange(0, BQ)
     in_q = q < q_total
     target = tl.load(targets + q, mask=in_q, other=-1)
     value = tl.load(values + q, mask=in_q, other=0.0)
     slack = tl.load(slacks + q, mask=in_q, other=0.0)
-    count = tl.zeros([BQ], tl.int32)
+    all_better = tl.zeros([BQ], tl.int32)
+    all_close = tl.zeros([BQ], tl.int32)
     for tile in range(TILES_):
         e = (tl.program_id(1) * TILES_ + tile) * BE + tl.arange(0, BE)
         in_e = e < e_total
@@ -61,49 +57,56 @@ def _distances(queries, entities, targets, values, slacks, better, close, which,
                 total += tl.sqrt((x - y) * (x - y) + (u - v) * (u - v))
         if KIND == L2:
             total = tl.sqrt(total)
-        count += _tally(-total, q, e, in_q, in_e, target, value, slack, close, which, NEAR)
-    tl.atomic_add(better + q, count, mask=in_q, sem="relaxed")
+        some_better, some_close = _tally(-total, e, in_e, target, value, slack)
+        all_better += some_better
+        all_close += some_close
+    tl.atomic_add(better + q, all_better, mask=in_q, sem="relaxed")
+    tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), all_close, mask=in_q)
 
 
 @triton.jit
-def _products(scores, targets, values, slacks, better, close, which, first, q_total, e_total, BQ: tl.constexpr,
-              BE: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
-    """Some queries with all rows, whose products are given, (q, e)."""
+def _products(scores, targets, values, slacks, better, close, first, q_total, e_total, BQ: tl.constexpr,
+              BE: tl.constexpr):  # fmt: skip
+    """The same for products that are given, (q, e)."""
     local = tl.program_id(0) * BQ + tl.arange(0, BQ)
     q = local + first
     in_q = q < q_total
     target = tl.load(targets + q, mask=in_q, other=-1)
     value = tl.load(values + q, mask=in_q, other=0.0)
     slack = tl.load(slacks + q, mask=in_q, other=0.0)
-    count = tl.zeros([BQ], tl.int32)
-    for begin in range(0, e_total, BE):
-        e = begin + tl.arange(0, BE)
-        in_e = e < e_total
-        at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
-        score = tl.load(at, mask=in_q[:, None] & in_e[None, :], other=0.0)
-        count += _tally(score, q, e, in_q, in_e, target, value, slack, close, which, NEAR)
-    tl.store(better + q, count, mask=in_q)
+    e = tl.program_id(1) * BE + tl.arange(0, BE)
+    in_e = e < e_total
+    at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
+    score = tl.load(at, mask=in_q[:, None] & in_e[None, :], other=0.0)
+    some_better, some_close = _tally(score, e, in_e, target, value, slack)
+    tl.atomic_add(better + q, some_better, mask=in_q, sem="relaxed")
+    tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), some_close, mask=in_q)
 
 
 @triton.jit
-def _leave_out(queries, entities, targets, values, slacks, better, close, which, firsts, lasts, answers,
-               KIND: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BE: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
-    """Take the true answers of a query out of its counts; here rows lie one after the other."""
-    q = tl.program_id(0)
+def _look_again(queries, entities, targets, values, slacks, better, listed, which, asked, firsts, lasts, answers,
+                KIND: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BE: tl.constexpr, MOST: tl.constexpr,
+                TRUE: tl.constexpr):  # fmt: skip
+    """A stretch of rows with one query: list those that are close. TRUE: the stretch is one of true answers, which are
+    also taken out of the counts. Here rows lie one after the other.
+    """
+    q = tl.load(asked + tl.program_id(0))
     d = tl.arange(0, DP)
     WIDTH: tl.constexpr = 2 * D if KIND == MODULUS else D
-    x = tl.load(queries + q.to(tl.int64) * WIDTH + d, mask=d < D, other=0.0)[None, :]
+    x = tl.load(queries + q * WIDTH + d, mask=d < D, other=0.0)[None, :]
     u = x
     if KIND == MODULUS:
-        u = tl.load(queries + q.to(tl.int64) * WIDTH + D + d, mask=d < D, other=0.0)[None, :]
+        u = tl.load(queries + q * WIDTH + D + d, mask=d < D, other=0.0)[None, :]
     target = tl.load(targets + q)
     value = tl.load(values + q)
     slack = tl.load(slacks + q)
-    last = tl.load(lasts + q)
+    last = tl.load(lasts + tl.program_id(0))
     fewer = 0
-    for begin in range(tl.load(firsts + q), last, BE):
+    for begin in range(tl.load(firsts + tl.program_id(0)), last, BE):
         at = begin + tl.arange(0, BE)
-        e = tl.load(answers + at, mask=at < last, other=0)
+        e = at
+        if TRUE:
+            e = tl.load(answers + at, mask=at < last, other=0)
         inside = (at < last)[:, None] & (d < D)[None, :]
         y = tl.load(entities + e[:, None] * WIDTH + d[None, :], mask=inside, other=0.0)
         if KIND == PRODUCT:
@@ -119,18 +122,24 @@ def _leave_out(queries, entities, targets, values, slacks, better, close, which,
                 across = tl.where(inside, u - v, 0.0)
                 score = -tl.sum(tl.sqrt(apart * apart + across * across), 1)
         there = (at < last) & (e != target)
-        fewer += tl.sum((there & (score - value > slack)).to(tl.int32), 0)
         near = there & (tl.abs(score - value) <= slack)
+        if TRUE:
+            fewer += tl.sum((there & (score - value > slack)).to(tl.int32), 0)
         if tl.sum(near.to(tl.int32), 0) > 0:
-            slot = tl.atomic_add(close + q + tl.zeros([BE], tl.int32), 1, mask=near, sem="relaxed")
-            tl.store(which + q.to(tl.int64) * NEAR + slot, -1 - e, mask=near & (slot < NEAR))
-    tl.atomic_add(better + q, -fewer, sem="relaxed")
+            slot = tl.atomic_add(listed + q + tl.zeros([BE], tl.int32), 1, mask=near, sem="relaxed")
+            tl.store(which + q * MOST + slot, -1 - e if TRUE else e, mask=near & (slot < MOST))
+    if TRUE:
+        tl.atomic_add(better + q, -fewer, sem="relaxed")
 
 
 def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: Tensor, slack: Tensor, known: Known,
           listed: int, memory: float) -> Counts:  # fmt: skip
-    """See `tacit.kernels.counting.Counter`. Distances are counted as their negatives: larger is better."""
-    device, many, entities = query.device, len(query), len(entity)
+    """See `tacit.kernels.counting.Counter`. Distances are counted as their negatives: larger is better.
+
+    What is clear of all pairs is counted first. Stretches of rows in which something is close are then looked at again,
+    row by row, by sums in another order: `slack` allows for both.
+    """
+    device, many, entities, stretch = query.device, len(query), len(entity), ROWS * TILES
     better, close = torch.zeros(2, many, dtype=torch.int32, device=device)
     which = torch.zeros(many, listed, dtype=torch.int64, device=device)
     if not many:
@@ -138,23 +147,28 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
     query, entity, target, slack = (tensor.contiguous() for tensor in (query, entity, target, slack))
     value = (value if geometry == "product" else -value).contiguous()
     kind, dim = KINDS[geometry], query.shape[1] // (2 if geometry == "modulus" else 1)
+    grid = (triton.cdiv(many, QUERIES), triton.cdiv(entities, stretch))
+    near = torch.zeros(many, grid[1], dtype=torch.int32, device=device)
     if geometry == "product":
         several = max(1, int(memory / (4 * entities)))
         for first in range(0, many, several):
             scores = query[first : first + several] @ entity.T
-            _products[(triton.cdiv(len(scores), 4),)](
-                scores, target, value, slack, better, close, which, first, min(many, first + several), entities,
-                BQ=4, BE=PRODUCTS, NEAR=listed, num_warps=4,
+            _products[triton.cdiv(len(scores), 4), grid[1]](
+                scores, target, value, slack, better, near, first, min(many, first + several), entities, BQ=4,
+                BE=stretch, num_warps=4,
             )  # fmt: skip
     else:
-        grid = (triton.cdiv(many, QUERIES), triton.cdiv(entities, ROWS * TILES))
         _distances[grid](
-            query.T.contiguous(), entity.T.contiguous(), target, value, slack, better, close, which, many, entities,
-            KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, NEAR=listed, num_warps=WARPS,
+            query.T.contiguous(), entity.T.contiguous(), target, value, slack, better, near, many, entities,
+            KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, num_warps=WARPS,
         )  # fmt: skip
+    own = (query, entity, target, value, slack, better, close, which)
+    shape = {"KIND": kind, "D": dim, "DP": triton.next_power_of_2(dim), "BE": 32, "MOST": listed, "num_warps": 4}
+    asked, block = near.nonzero(as_tuple=True)
+    if len(asked):
+        first = block * stretch
+        _look_again[(len(asked),)](*own, asked, first, (first + stretch).clamp(max=entities), asked, TRUE=False, **shape)
     first, last, answers = (tensor.contiguous() for tensor in known[:3])
-    _leave_out[(many,)](
-        query, entity, target, value, slack, better, close, which, first, last, answers, KIND=kind, D=dim,
-        DP=triton.next_power_of_2(dim), BE=32, NEAR=listed, num_warps=4,
-    )  # fmt: skip
+    every = torch.arange(many, device=device)
+    _look_again[(many,)](*own, every, first, last, answers, TRUE=True, **shape)
     return Counts(better.long(), close.long(), which)

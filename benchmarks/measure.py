@@ -1,0 +1,103 @@
+"""What the benchmarks have in common: the clock, the graph, the environment, the table and the file of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PEAKS = {"cuda": {"bytes": 4.8e12, "flops": 6.7e13}, "cpu": {"bytes": 4e10, "flops": 1.5e11}}
+"""Bytes and float32 operations per second that the floors count with: an H200's data sheet; two cores of a server."""
+
+
+def load(path: Path) -> Any:
+    """A graph: a dataset's folder, or a file made by tacit.tensors.save_graph for a machine with torch alone."""
+    if path.is_dir():
+        from tacit.files import read_graph
+
+        return read_graph(path)
+    from tacit.tensors import load_graph
+
+    return load_graph(path)
+
+
+def now(device: str) -> float:
+    """Seconds, once the device has done all that it was given."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(work: Callable[[], Any], device: str, repeat: int) -> list[float]:
+    """Seconds of each repetition."""
+    seconds = []
+    for _ in range(repeat):
+        began = now(device)
+        work()
+        seconds.append(now(device) - began)
+    return seconds
+
+
+def floor(device: str, *, bytes_: float = 0.0, flops: float = 0.0) -> float:
+    """Seconds that moving so many bytes, or doing so many operations, takes at the least."""
+    return max(bytes_ / PEAKS[device]["bytes"], flops / PEAKS[device]["flops"])
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, machine, threads, commit and command."""
+    versions = {}
+    for package in ("numpy", "torch", "numba", "triton", "pykeen", "opacus", "pandas", "pyarrow", "duckdb"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    found = {
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "versions": versions,
+        "commit": os.environ.get("TACIT_COMMIT") or commit or None,
+        "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+    }
+    if "torch" in versions:
+        import torch
+
+        found["threads"] = torch.get_num_threads()
+        if device == "cuda":
+            found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    """Its name, where the system tells."""
+    names = Path("/proc/cpuinfo")
+    if names.is_file():
+        lines = [line for line in names.read_text().splitlines() if line.startswith("model name")]
+        if lines:
+            return lines[0].split(":")[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def row(label: str, numbers: Sequence[float | str | None], width: int = 12) -> None:
+    """A line of a table, at once."""
+    cells = ("" if n is None else n if isinstance(n, str) else f"{n:.4g}" for n in numbers)
+    print(f"{label:38}" + "".join(f"{cell:>{width}}" for cell in cells), flush=True)
+
+
+def write(path: Path | None, device: str, rows: list[dict[str, Any]], **about: Any) -> None:
+    """Keep the results, if a file is given."""
+    if path is not None:
+        whole = {"schema": "tacit.benchmark/1", "environment": environment(device), **about, "rows": rows}
+        path.write_text(json.dumps(whole, indent=2) + "\n")
