@@ -41,8 +41,6 @@ def hash_table(keys: Tensor) -> Tensor:
 class Epochs:
     """What a whole epoch needs, on a device. All that changes from step to step is the step's number."""
 
-    ahead = 1
-    """How many steps are drawn at once: buffers hold so many."""
     smallest_world = 0
     """Pools are drawn if there are so many times more entities than the pool has."""
 
@@ -71,6 +69,7 @@ class Epochs:
         self.pooled, self.filtered = isinstance(negatives, Pool), getattr(negatives, "filtered", False)
         self.count = min(negatives.count, int(world.many.max())) if self.pooled else negatives.count
         self.size = self.parties * self.batch * self.copies
+        self.ahead = self.steps_at_once()
         places = self.ahead * self.size
         ids = torch.zeros(4, places, dtype=torch.int64, device=device)
         rows = self.ahead * self.parties if self.pooled else places
@@ -112,6 +111,10 @@ class Epochs:
             and not getattr(cohort.scorer, "unit_entities", False)
             and int(examples.steps_per_epoch().max()) < 1 << 31
         )
+
+    def steps_at_once(self) -> int:
+        """How many steps are drawn at once: buffers hold so many."""
+        return 1
 
     def steps(self, number: int) -> None:
         """Do the first `number` steps of the epoch that was prepared."""

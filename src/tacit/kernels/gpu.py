@@ -499,8 +499,8 @@ def _pool(entity, g_entity, weights, parties, ids, queries, pulls, batch, N: tl.
         tl.atomic_add(at + D, gy, mask=write, sem="relaxed")
 
 
-IN_REGISTERS, FEW, WARPS_ONCE = 1 << 15, 128, 16
-"""The largest tile of candidates that is kept in registers, up to how many examples, and its warps."""
+IN_REGISTERS, FEW, WARPS_FEW = 1 << 15, 128, 16
+"""The largest tile of candidates that is kept in registers, up to how many examples, and their warps."""
 TILE, WARPS = 1 << 13, 4
 """The size of tiles otherwise, and their warps: the fastest on an H200 of those tried."""
 REGISTERS = 128
@@ -542,8 +542,10 @@ class Triton(Fused):
         clipped, how = isinstance(rule, Clipped), cast(Any, rule)
         mask = how.row_mask.to(torch.int8) if clipped and how.row_mask is not None else losses
         wide, several = triton.next_power_of_2(dim), triton.next_power_of_2(count)
-        # Few examples leave the GPU idle: then each takes more warps, and keeps its candidates in registers.
-        once = n.model in (0, 1, 2) and several * wide <= IN_REGISTERS and batch <= FEW
+        # Few examples leave the GPU idle: then each takes more warps, and keeps its candidates in registers (unless it
+        # needs these to find out which of them it has twice).
+        few = batch <= FEW
+        once = few and n.model in (0, 1, 2) and several * wide <= IN_REGISTERS and (pooled or not clipped)
         rows = several if once else min(max(TILE // (wide * (2 if n.model in (3, 4) else 1)), 4), several)
         if pooled and between is None:
             between = tables.entity.new_empty(batch, tables.entity.shape[1]), tables.entity.new_zeros(batch, count)
@@ -559,7 +561,7 @@ class Triton(Fused):
             MASKED=clipped and how.row_mask is not None, ROWS=clipped and how.row_clip is not None,
             PRIOR=prior is not None, POSITIVE=n.positive, NEGATIVE=n.negative,
             SUMMED=summed is not None, ONCE=once, SMALL=tables.entity.numel() < 1 << 31,
-            num_warps=WARPS_ONCE if once else WARPS, maxnreg=None if once or clipped else REGISTERS,
+            num_warps=WARPS_FEW if few else WARPS, maxnreg=None if few or clipped else REGISTERS,
         )  # fmt: skip
         if pooled and n.negative:
             groups = triton.cdiv(count, POOL_ROWS)

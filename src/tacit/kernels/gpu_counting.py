@@ -13,7 +13,7 @@ from tacit.kernels.counting import Counts, Known
 Tensor = Any
 L1, L2, MODULUS, PRODUCT = (tl.constexpr(i) for i in range(4))
 KINDS = {"l1": 0, "l2": 1, "modulus": 2, "product": 3}
-QUERIES, ROWS, TILES, WARPS = 64, 128, 8, 8
+QUERIES, ROWS, TILES, WARPS = 16, 128, 4, 4
 """A program compares so many queries with TILES times so many rows: the fastest on an H200 of those tried."""
 
 
@@ -27,11 +27,13 @@ def _tally(score, e, in_e, target, value, slack):
 
 
 @triton.jit
-def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, KIND: tl.constexpr,
-               D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr, TILES_: tl.constexpr):  # fmt: skip
-    """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e).
+def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, q_wide, e_wide,
+               KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr, TILES_: tl.constexpr):  # fmt: skip
+    """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e),
+    with zeros up to the end of the last tile, so that nothing has to be masked in the inner loop.
 
-    How many of the stretch are close is kept, so that only such stretches have to be looked at again.
+    How many of the stretch are close is kept: of a query that has close ones, the stretch is looked at again, and
+    nothing of it is counted here.
     """
     q = tl.program_id(0) * BQ + tl.arange(0, BQ)
     in_q = q < q_total
@@ -45,22 +47,22 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
         in_e = e < e_total
         total = tl.zeros([BQ, BE], tl.float32)
         for d in range(D):
-            x = tl.load(queries + d * q_total + q, mask=in_q, other=0.0)[:, None]
-            y = tl.load(entities + d * e_total + e, mask=in_e, other=0.0)[None, :]
+            x = tl.load(queries + d * q_wide + q)[:, None]
+            y = tl.load(entities + d * e_wide + e)[None, :]
             if KIND == L1:
                 total += tl.abs(x - y)
             elif KIND == L2:
                 total += (x - y) * (x - y)
             else:
-                u = tl.load(queries + (d + D) * q_total + q, mask=in_q, other=0.0)[:, None]
-                v = tl.load(entities + (d + D) * e_total + e, mask=in_e, other=0.0)[None, :]
+                u = tl.load(queries + (d + D) * q_wide + q)[:, None]
+                v = tl.load(entities + (d + D) * e_wide + e)[None, :]
                 total += tl.sqrt((x - y) * (x - y) + (u - v) * (u - v))
         if KIND == L2:
             total = tl.sqrt(total)
         some_better, some_close = _tally(-total, e, in_e, target, value, slack)
         all_better += some_better
         all_close += some_close
-    tl.atomic_add(better + q, all_better, mask=in_q, sem="relaxed")
+    tl.atomic_add(better + q, all_better, mask=in_q & (all_close == 0), sem="relaxed")
     tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), all_close, mask=in_q)
 
 
@@ -79,7 +81,7 @@ def _products(scores, targets, values, slacks, better, close, first, q_total, e_
     at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
     score = tl.load(at, mask=in_q[:, None] & in_e[None, :], other=0.0)
     some_better, some_close = _tally(score, e, in_e, target, value, slack)
-    tl.atomic_add(better + q, some_better, mask=in_q, sem="relaxed")
+    tl.atomic_add(better + q, some_better, mask=in_q & (some_close == 0), sem="relaxed")
     tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), some_close, mask=in_q)
 
 
@@ -87,8 +89,8 @@ def _products(scores, targets, values, slacks, better, close, first, q_total, e_
 def _look_again(queries, entities, targets, values, slacks, better, listed, which, asked, firsts, lasts, answers,
                 KIND: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BE: tl.constexpr, MOST: tl.constexpr,
                 TRUE: tl.constexpr):  # fmt: skip
-    """A stretch of rows with one query: list those that are close. TRUE: the stretch is one of true answers, which are
-    also taken out of the counts. Here rows lie one after the other.
+    """A stretch of rows with one query: count those that are clearly better, and list those that are close. TRUE: it
+    is a stretch of true answers, which are taken out of the counts. Here rows lie one after the other.
     """
     q = tl.load(asked + tl.program_id(0))
     d = tl.arange(0, DP)
@@ -101,7 +103,7 @@ def _look_again(queries, entities, targets, values, slacks, better, listed, whic
     value = tl.load(values + q)
     slack = tl.load(slacks + q)
     last = tl.load(lasts + tl.program_id(0))
-    fewer = 0
+    more = 0
     for begin in range(tl.load(firsts + tl.program_id(0)), last, BE):
         at = begin + tl.arange(0, BE)
         e = at
@@ -123,21 +125,19 @@ def _look_again(queries, entities, targets, values, slacks, better, listed, whic
                 score = -tl.sum(tl.sqrt(apart * apart + across * across), 1)
         there = (at < last) & (e != target)
         near = there & (tl.abs(score - value) <= slack)
-        if TRUE:
-            fewer += tl.sum((there & (score - value > slack)).to(tl.int32), 0)
+        more += tl.sum((there & (score - value > slack)).to(tl.int32), 0)
         if tl.sum(near.to(tl.int32), 0) > 0:
             slot = tl.atomic_add(listed + q + tl.zeros([BE], tl.int32), 1, mask=near, sem="relaxed")
             tl.store(which + q * MOST + slot, -1 - e if TRUE else e, mask=near & (slot < MOST))
-    if TRUE:
-        tl.atomic_add(better + q, -fewer, sem="relaxed")
+    tl.atomic_add(better + q, -more if TRUE else more, sem="relaxed")
 
 
 def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: Tensor, slack: Tensor, known: Known,
           listed: int, memory: float) -> Counts:  # fmt: skip
     """See `tacit.kernels.counting.Counter`. Distances are counted as their negatives: larger is better.
 
-    What is clear of all pairs is counted first. Stretches of rows in which something is close are then looked at again,
-    row by row, by sums in another order: `slack` allows for both.
+    Stretches of rows in which nothing is close to the answer are done with once they are counted. The others are looked
+    at again, row by row; these sums may round differently, and `slack` allows for either.
     """
     device, many, entities, stretch = query.device, len(query), len(entity), ROWS * TILES
     better, close = torch.zeros(2, many, dtype=torch.int32, device=device)
@@ -158,9 +158,11 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
                 BE=stretch, num_warps=4,
             )  # fmt: skip
     else:
+        by_column = [torch.nn.functional.pad(t.T, (0, n * size - len(t))).contiguous() for t, n, size in
+                     zip((query, entity), grid, (QUERIES, stretch), strict=True)]  # fmt: skip
         _distances[grid](
-            query.T.contiguous(), entity.T.contiguous(), target, value, slack, better, near, many, entities,
-            KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, num_warps=WARPS,
+            *by_column, target, value, slack, better, near, many, entities, by_column[0].shape[1],
+            by_column[1].shape[1], KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, num_warps=WARPS,
         )  # fmt: skip
     own = (query, entity, target, value, slack, better, close, which)
     shape = {"KIND": kind, "D": dim, "DP": triton.next_power_of_2(dim), "BE": 32, "MOST": listed, "num_warps": 4}

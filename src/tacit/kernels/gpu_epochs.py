@@ -315,8 +315,8 @@ def _advance(number, steps):
     tl.store(number, tl.load(number) + steps)
 
 
-CHAIN = 16
-"""Steps that one CUDA graph holds: what is left over at the end of an epoch does nothing."""
+CHAIN, CANDIDATES = 32, 1 << 23
+"""The most steps that one CUDA graph holds, and the most candidates: what is left over at an epoch's end does nothing."""
 BLOCK, NOISY_BLOCK = 1024, 2048
 
 
@@ -324,7 +324,6 @@ class GpuEpochs(Epochs):
     """Whole epochs on the GPU."""
 
     kernel: Triton
-    ahead = CHAIN
     smallest_world = 4
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -355,8 +354,11 @@ class GpuEpochs(Epochs):
             with torch.cuda.graph(self.graph):
                 self._chain()
 
+    def steps_at_once(self) -> int:
+        return max(1, min(CHAIN, CANDIDATES // (self.size * self.count)))
+
     def _chain(self) -> None:
-        """CHAIN steps, from the one on whose number is on the device."""
+        """Some steps, from the one on whose number is on the device."""
         examples, world, p, size = self.examples, self.examples.world, self.places, self.count
         key = (examples.seed & 0xFFFFFFFF, examples.seed >> 32)
         _draw[(len(p.head),)](
@@ -368,13 +370,13 @@ class GpuEpochs(Epochs):
             MOST_ATTEMPTS=ATTEMPTS, NEGATIVES=int(Purpose.NEGATIVES), SIDE=int(Purpose.SIDE), num_warps=4,
         )  # fmt: skip
         if self.pooled:
-            _draw_pool[(self.parties, CHAIN)](
+            _draw_pool[(self.parties, self.ahead)](
                 world.numbers, world.many, world.first, world.entity, self.taken, self.number, self.ids, self.short,
                 *key, P=size, DRAWN=triton.next_power_of_2(3 * size // 2 + 32), PURPOSE=int(Purpose.POOL), num_warps=8,
             )  # fmt: skip
-        for ahead in range(CHAIN):
+        for ahead in range(self.ahead):
             self._step(ahead)
-        _advance[(1,)](self.number, CHAIN)
+        _advance[(1,)](self.number, self.ahead)
 
     def _step(self, ahead: int) -> None:
         cohort, adam, p = self.cohort, self.cohort.optimizer, self.places
@@ -404,7 +406,7 @@ class GpuEpochs(Epochs):
 
     def steps(self, number: int) -> None:
         self.number.zero_()
-        for _ in range(-(-number // CHAIN)):
+        for _ in range(-(-number // self.ahead)):
             if self.graph is None:
                 self._chain()
             else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -178,7 +178,7 @@ class Reference:
 
     def _losses(self, piece: Chunk, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The positive and the negative part of each example's loss."""
-        objective, scorer, asks_head = self.objective, self.objective.scorer, bool(piece.asks_head[0])
+        asks_head, prior = bool(piece.asks_head[0]), self.objective.prior
         shared = tuple(leaf for name, leaf in leaves.items() if name.startswith("shared."))
         head, relation, tail = leaves["head"], leaves["relation"], leaves["tail"]
         if piece.drop_relation is not None:
@@ -186,23 +186,16 @@ class Reference:
         if piece.drop_entity is not None:
             head, tail = (head, tail * piece.drop_entity) if asks_head else (head * piece.drop_entity, tail)
         start = torch.tensor(self.layout.entity_start, device=piece.head.device)[piece.party]
-        prior = objective.prior
-
+        present, labels, priors = None, None, None
         if piece.triples is not None:
-            free = leaves["free_head"], leaves["free_relation"], leaves["free_tail"]
-            negative = scorer.score(*free, tuple(tensor[:, None] for tensor in shared))
+            candidates = leaves["free_head"], leaves["free_relation"], leaves["free_tail"]
             if prior is not None:
                 h, r, t = piece.triples.unbind(-1)
-                negative = negative + prior.of(h - start[:, None], r, t - start[:, None])
-            present = torch.ones_like(negative, dtype=torch.bool)
+                priors = prior.of(h - start[:, None], r, t - start[:, None])
         else:
-            candidates = leaves["everyone"] if piece.everyone else leaves["negative"]
-            if asks_head:
-                negative = scorer.score_heads(relation, tail, candidates, shared)
-            else:
-                negative = scorer.score_tails(head, relation, candidates, shared)
+            candidates = (leaves["everyone"] if piece.everyone else leaves["negative"],)
             if piece.everyone:
-                ids = torch.arange(candidates.shape[-2], device=start.device).expand(len(piece), -1)
+                ids = torch.arange(candidates[0].shape[-2], device=start.device).expand(len(piece), -1)
                 answer = (piece.head if asks_head else piece.tail) - start
                 present = ids != answer[:, None]
             else:
@@ -210,27 +203,52 @@ class Reference:
             if prior is not None:
                 h, t = (piece.head - start)[:, None], (piece.tail - start)[:, None]
                 relations = piece.relation[:, None]
-                negative = negative + (prior.of(ids, relations, t) if asks_head else prior.of(h, relations, ids))
-
-        if isinstance(objective.loss, KVsAll):
+                priors = prior.of(ids, relations, t) if asks_head else prior.of(h, relations, ids)
+        if prior is not None:
+            priors = prior.of(piece.head - start, piece.relation, piece.tail - start), priors
+        if isinstance(self.objective.loss, KVsAll):
             assert piece.answers is not None
             offsets, rows = piece.answers
             example = torch.arange(len(piece), device=start.device).repeat_interleave(offsets[1:] - offsets[:-1])
-            labels = torch.zeros_like(negative)
+            labels = torch.zeros(len(piece), candidates[0].shape[-2], dtype=head.dtype, device=start.device)
             labels[example, rows - start[example]] = 1.0
+        own = leaves["head"], leaves["relation"], leaves["tail"]
+        return self.arithmetic(asks_head, own, (head, relation, tail), candidates, shared, present, priors, labels)
+
+    def arithmetic(
+        self, asks_head: bool, own: tuple[Tensor, Tensor, Tensor], rows: tuple[Tensor, Tensor, Tensor],
+        candidates: tuple[Tensor, ...], shared: tuple[Tensor, ...], present: Tensor | None,
+        priors: tuple[Tensor, Tensor] | None, labels: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """From rows to the two parts of the loss: all that autograd, or a compiler, has to see.
+
+        `own` are the rows of the triple, `rows` the same after dropout; candidates are one tensor of rows, or the three
+        of triples that stand for themselves.
+        """
+        objective, scorer, (head, relation, tail) = self.objective, self.objective.scorer, rows
+        if len(candidates) == 3:
+            negative = scorer.score(*candidates, tuple(tensor[:, None] for tensor in shared))
+        elif asks_head:
+            negative = scorer.score_heads(relation, tail, candidates[0], shared)
+        else:
+            negative = scorer.score_tails(head, relation, candidates[0], shared)
+        if priors is not None:
+            negative = negative + priors[1]
+        if present is None:
+            present = torch.ones_like(negative, dtype=torch.bool)
+        known: tuple[Literal["head", "relation", "tail"], ...] = ("head", "relation", "tail")
+        if isinstance(objective.loss, KVsAll):
             parts = torch.zeros_like(negative[:, 0]), objective.loss.of_labels(negative, labels)
             known = ("relation", "tail") if asks_head else ("head", "relation")
         else:
             positive = scorer.score(head, relation, tail, shared)
-            if prior is not None:
-                positive = positive + prior.of(piece.head - start, piece.relation, piece.tail - start)
+            if priors is not None:
+                positive = positive + priors[0]
             parts = objective.loss(positive, negative, present)
-            known = ("head", "relation", "tail")  # type: ignore[assignment]
         if objective.regulariser.weight:
+            named = dict(zip(("head", "relation", "tail"), own, strict=True))
             penalty = sum(
-                objective.regulariser.of(
-                    scorer.magnitudes("relation" if name == "relation" else "entity", leaves[name])
-                )
+                objective.regulariser.of(scorer.magnitudes("relation" if name == "relation" else "entity", named[name]))
                 for name in known
             )
             parts = parts[0] + penalty, parts[1]
