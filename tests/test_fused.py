@@ -339,7 +339,7 @@ if __name__ == "__main__":
     for each_loss in LOSSES:
         for each_scorer in COVERED:
             check_gradients(kernel_for("triton", None), generator, each_scorer, each_loss)
-    gpu_counting.QUERIES, gpu_counting.ROWS, gpu_counting.TILES = 8, 4, 2
+    gpu_counting.QUERIES, gpu_counting.ROWS, gpu_counting.TILES, gpu_counting.PRODUCTS = 8, 4, 2, 8
     for each_name in ("transe", "distmult", "rotate", "transe"):
         check_counting(gpu_counting.count, generator, each_name)
     for side in SIDES:

@@ -13,8 +13,11 @@ from tacit.kernels.counting import Counts, Known
 Tensor = Any
 L1, L2, MODULUS, PRODUCT = (tl.constexpr(i) for i in range(4))
 KINDS = {"l1": 0, "l2": 1, "modulus": 2, "product": 3}
-QUERIES, ROWS, TILES, WARPS = 16, 128, 4, 4
+QUERIES, ROWS, TILES, WARPS = 16, 128, 8, 4
 """A program compares so many queries with TILES times so many rows: the fastest on an H200 of those tried."""
+
+PRODUCTS = 1024
+"""How many products of a query a program looks at in one go."""
 
 
 @triton.jit
@@ -67,22 +70,28 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
 
 
 @triton.jit
-def _products(scores, targets, values, slacks, better, close, first, q_total, e_total, BQ: tl.constexpr,
-              BE: tl.constexpr):  # fmt: skip
-    """The same for products that are given, (q, e)."""
+def _products(scores, targets, values, slacks, better, listed, which, first, q_total, e_total, BQ: tl.constexpr,
+              BE: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
+    """Some queries with all rows, whose products are given, (q, e): those that are close are listed at once."""
     local = tl.program_id(0) * BQ + tl.arange(0, BQ)
     q = local + first
     in_q = q < q_total
     target = tl.load(targets + q, mask=in_q, other=-1)
     value = tl.load(values + q, mask=in_q, other=0.0)
     slack = tl.load(slacks + q, mask=in_q, other=0.0)
-    e = tl.program_id(1) * BE + tl.arange(0, BE)
-    in_e = e < e_total
-    at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
-    score = tl.load(at, mask=in_q[:, None] & in_e[None, :], other=0.0)
-    some_better, some_close = _tally(score, e, in_e, target, value, slack)
-    tl.atomic_add(better + q, some_better, mask=in_q & (some_close == 0), sem="relaxed")
-    tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), some_close, mask=in_q)
+    count = tl.zeros([BQ], tl.int32)
+    for begin in range(0, e_total, BE):
+        e = begin + tl.arange(0, BE)
+        there = in_q[:, None] & (e < e_total)[None, :] & (e[None, :] != target[:, None])
+        at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
+        apart = tl.load(at, mask=there, other=float("-inf")) - value[:, None]
+        near = there & (tl.abs(apart) <= slack[:, None])
+        if tl.sum(tl.sum(near.to(tl.int32), 1), 0) > 0:  # mostly not
+            slot = tl.atomic_add(tl.broadcast_to((listed + q)[:, None], near.shape), 1, mask=near, sem="relaxed")
+            entity = tl.broadcast_to(e[None, :], near.shape)
+            tl.store(which + q[:, None].to(tl.int64) * MOST + slot, entity, mask=near & (slot < MOST))
+        count += tl.sum((there & (apart > slack[:, None])).to(tl.int32), 1)
+    tl.store(better + q, count, mask=in_q)
 
 
 @triton.jit
@@ -136,10 +145,10 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
           listed: int, memory: float) -> Counts:  # fmt: skip
     """See `tacit.kernels.counting.Counter`. Distances are counted as their negatives: larger is better.
 
-    Stretches of rows in which nothing is close to the answer are done with once they are counted. The others are looked
-    at again, row by row; these sums may round differently, and `slack` allows for either.
+    Of distances, stretches of rows in which nothing is close to the answer are done with once they are counted. The
+    others are looked at again, row by row; these sums may round differently, and `slack` allows for either.
     """
-    device, many, entities, stretch = query.device, len(query), len(entity), ROWS * TILES
+    device, many, entities = query.device, len(query), len(entity)
     better, close = torch.zeros(2, many, dtype=torch.int32, device=device)
     which = torch.zeros(many, listed, dtype=torch.int64, device=device)
     if not many:
@@ -147,29 +156,30 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
     query, entity, target, slack = (tensor.contiguous() for tensor in (query, entity, target, slack))
     value = (value if geometry == "product" else -value).contiguous()
     kind, dim = KINDS[geometry], query.shape[1] // (2 if geometry == "modulus" else 1)
-    grid = (triton.cdiv(many, QUERIES), triton.cdiv(entities, stretch))
-    near = torch.zeros(many, grid[1], dtype=torch.int32, device=device)
+    own = (query, entity, target, value, slack, better, close, which)
+    shape = {"KIND": kind, "D": dim, "DP": triton.next_power_of_2(dim), "BE": 32, "MOST": listed, "num_warps": 4}
     if geometry == "product":
         several = max(1, int(memory / (4 * entities)))
         for first in range(0, many, several):
             scores = query[first : first + several] @ entity.T
-            _products[triton.cdiv(len(scores), 4), grid[1]](
-                scores, target, value, slack, better, near, first, min(many, first + several), entities, BQ=4,
-                BE=stretch, num_warps=4,
+            _products[(triton.cdiv(len(scores), 4),)](
+                scores, target, value, slack, better, close, which, first, min(many, first + several), entities,
+                BQ=4, BE=PRODUCTS, MOST=listed, num_warps=4,
             )  # fmt: skip
     else:
+        grid = (triton.cdiv(many, QUERIES), triton.cdiv(entities, ROWS * TILES))
+        near = torch.zeros(many, grid[1], dtype=torch.int32, device=device)
         by_column = [torch.nn.functional.pad(t.T, (0, n * size - len(t))).contiguous() for t, n, size in
-                     zip((query, entity), grid, (QUERIES, stretch), strict=True)]  # fmt: skip
+                     zip((query, entity), grid, (QUERIES, ROWS * TILES), strict=True)]  # fmt: skip
         _distances[grid](
             *by_column, target, value, slack, better, near, many, entities, by_column[0].shape[1],
             by_column[1].shape[1], KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, num_warps=WARPS,
         )  # fmt: skip
-    own = (query, entity, target, value, slack, better, close, which)
-    shape = {"KIND": kind, "D": dim, "DP": triton.next_power_of_2(dim), "BE": 32, "MOST": listed, "num_warps": 4}
-    asked, block = near.nonzero(as_tuple=True)
-    if len(asked):
-        first = block * stretch
-        _look_again[(len(asked),)](*own, asked, first, (first + stretch).clamp(max=entities), asked, TRUE=False, **shape)
+        asked, stretch = near.nonzero(as_tuple=True)
+        if len(asked):
+            first = stretch * (ROWS * TILES)
+            last = (first + ROWS * TILES).clamp(max=entities)
+            _look_again[(len(asked),)](*own, asked, first, last, asked, TRUE=False, **shape)
     first, last, answers = (tensor.contiguous() for tensor in known[:3])
     every = torch.arange(many, device=device)
     _look_again[(many,)](*own, every, first, last, answers, TRUE=True, **shape)
