@@ -61,15 +61,21 @@ offline-bundle: setup ## wheels, data and a plan: all that a machine without a n
 	rm -rf build/offline
 	mkdir -p build/offline/wheels
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/offline/wheels .
-	$(BIN)/pip download $(PIP_FLAGS) -c constraints.txt --dest build/offline/wheels $(TARGET) numpy torch
+	$(BIN)/pip download $(PIP_FLAGS) -c constraints.txt --dest build/offline/wheels $(TARGET) numpy torch numba
 	$(BIN)/tacit train $(GRAPH) $(TRAIN) --plan build/offline/plan
 	cp scripts/offline-train build/offline/train
 	@echo "build/offline is ready: copy it, and run ./train there"
 
-bench: setup   ## the benchmarks of reading (beside pandas and PyKEEN) and importing; training: benchmarks/training.py
+# DATASET is the folder of FB15k-237, for the kernels' benchmarks.
+bench: setup   ## reading, importing; with DATASET=folder also training, ranking and clipping beside PyKEEN and Opacus
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/importing.py
+ifdef DATASET
+	$(BIN)/python benchmarks/training.py --graph $(DATASET) --peer-steps 30
+	$(BIN)/python benchmarks/ranking.py --graph $(DATASET) --peer-triples 512
+	$(BIN)/python benchmarks/clipping.py --graph $(DATASET) --peer-steps 15
+endif
 
 picture: setup ## draw the README's picture from a real run
 	$(BIN)/python docs/picture.py

@@ -38,7 +38,7 @@ ROWS: list[tuple[str, int, str, bool, bool, float | None]] = [
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--graph", type=Path, required=True)
+    options.add_argument("--graph", required=True, help="a dataset by name or folder, or a file by save_graph")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--repeat", type=int, default=4)
     options.add_argument("--peer-steps", type=int, default=0)

@@ -18,15 +18,20 @@ PEAKS = {"cuda": {"bytes": 4.8e12, "flops": 6.7e13}, "cpu": {"bytes": 4e10, "flo
 """Bytes and float32 operations per second that the floors count with: an H200's data sheet; two cores of a server."""
 
 
-def load(path: Path) -> Any:
-    """A graph: a dataset's folder, or a file made by tacit.tensors.save_graph for a machine with torch alone."""
+def load(name: str) -> Any:
+    """A graph: a dataset's folder or name, or a file by tacit.tensors.save_graph for a machine with torch alone."""
+    path = Path(name)
     if path.is_dir():
         from tacit.files import read_graph
 
         return read_graph(path)
-    from tacit.tensors import load_graph
+    if path.is_file():
+        from tacit.tensors import load_graph
 
-    return load_graph(path)
+        return load_graph(path)
+    from tacit import datasets
+
+    return datasets.load(name)
 
 
 def now(device: str) -> float:
@@ -61,6 +66,10 @@ def environment(device: str = "cpu") -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    words = sys.argv[1:]
+    if "--out" in words:  # where the results went is of no interest
+        at = words.index("--out")
+        words = words[:at] + words[at + 2 :]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {
         "python": platform.python_version(),
@@ -69,7 +78,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": versions,
         "commit": os.environ.get("TACIT_COMMIT") or commit or None,
-        "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *words]),
     }
     if "torch" in versions:
         import torch

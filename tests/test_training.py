@@ -25,8 +25,8 @@ from tacit.errors import BadInput, BadValue, TacitError
 from tacit.examples import Examples, Sampling
 from tacit.folders import PRIVATE
 from tacit.graph import Graph
-from tacit.kernels.epochs import Epochs
 from tacit.kernels import Plain, Reference
+from tacit.kernels.epochs import Epochs
 from tacit.losses import LOSSES
 from tacit.models import SCORERS, Layout
 from tacit.models.tables import relation_weights

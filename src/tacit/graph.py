@@ -274,7 +274,7 @@ class Graph:
         return f"Graph({len(self.entities):,} entities, {len(self.relations):,} relations; {sizes})"
 
 
-def triple_keys(triples: Ids, entities: int, relations: int) -> npt.NDArray[Any]:
+def triple_keys(triples: npt.NDArray[Any], entities: int, relations: int) -> npt.NDArray[Any]:
     """One comparable value per triple: (head * relations + relation) * entities + tail where that fits into 62 bits.
 
     Where it does not, the bytes of the triple, most significant first: slower, but as good for `unique` and `isin`.

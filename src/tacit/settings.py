@@ -35,12 +35,14 @@ class Training(Sampling):
     """How long, and on what.
 
     epochs: how many times to go through the triples, at most. steps: at most so many steps. device: cpu, cuda, or auto
-    for the GPU if there is one. checkpoint_every: epochs between checkpoints; default: at each validation.
+    for the GPU if there is one. kernel: auto for the fastest, or reference, compiled, numba, triton. checkpoint_every:
+    epochs between checkpoints; default: at each validation.
     """
 
     epochs: int = 200
     steps: int | None = None
     device: str = "auto"
+    kernel: Literal["auto", "reference", "compiled", "numba", "triton"] = "auto"
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:

@@ -71,6 +71,8 @@ class Fit:
         Each party's number in every draw; a party alone and the same party in a cohort have the same.
     tables
         Rows to begin with; default: drawn.
+    kernel, device
+        Other than the settings'.
     weights
         Relation weights for a scorer that needs statistics; default: from the parties' own training triples.
     """
@@ -85,7 +87,7 @@ class Fit:
         prior: Prior | None = None,
         weights: Sequence[Tensor] | None = None,
         pairs: Sequence[np.ndarray] | None = None,
-        kernel: str = "auto",
+        kernel: str | None = None,
         device: str | None = None,
     ):
         for graph in graphs:
@@ -107,7 +109,7 @@ class Fit:
         tables = tables.like(lambda tensor: tensor.to(self.device))
         self.prior = prior
         self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
-        self.kernel = kernel_for(kernel, self.device)(
+        self.kernel = kernel_for(kernel or settings.training.kernel, self.device)(
             Objective(scorer, settings.loss, settings.regulariser, prior), self.layout
         )
         self.examples = Examples(

@@ -185,7 +185,7 @@ class Questions:
         there, answers = there[order], answers[order]
         first, last = np.searchsorted(there, asked, "left"), np.searchsorted(there, asked, "right")
         relations = int(max(triples[:, 1].max(initial=0), facts[:, 1].max(initial=0))) + 1
-        own = np.isin(*(triple_keys(some, entities, relations) for some in (triples, facts)))
+        own = np.isin(triple_keys(triples, entities, relations), triple_keys(facts, entities, relations))
         return first, last, answers, last - first - own
 
 

@@ -39,9 +39,9 @@ class Counts(NamedTuple):
 class Counter(Protocol):
     """Compares every query (q, width) with every entity row by a geometry.
 
-    `target`: (q,) the true answer that is asked for, which is no candidate. `value`, `slack`: (q,) its product or distance, and how close
-    to it is close. `listed`: how many close ones are listed; `close` says how many there are. `memory`: bytes for
-    products.
+    `target`: (q,) the true answer that is asked for, which is no candidate. `value`, `slack`: (q,) its product or
+    distance, and how close to it is close. `listed`: how many close ones are listed; `close` says how many there are.
+    `memory`: bytes for products.
     """
 
     def __call__(self, geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: Tensor, slack: Tensor,

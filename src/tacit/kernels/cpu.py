@@ -10,6 +10,7 @@ Threads are Python's: numba lets go of the interpreter's lock. What was compiled
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,11 +24,26 @@ from tacit.kernels.contract import Clipped, Objective, Rule
 from tacit.kernels.fused import Fused, Numbers, Places
 from tacit.models import Layout, Tables
 
+LOG = logging.getLogger(__name__)
 Tensor = Any
 Array = npt.NDArray[Any]
 FASTER = {"reassoc", "contract", "nsz", "arcp"}
 """Sums in any order, so that they can be vectors. Not "nnan" or "ninf": what is not finite has to be seen."""
-jit = njit(nogil=True, cache=True, fastmath=FASTER, error_model="numpy")
+
+
+def _compiler() -> Any:
+    """numba's decorator; what it compiles is kept on disk, unless there is no place for it."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": FASTER, "error_model": "numpy"}
+    try:
+        njit(cache=True, **options)(lambda: None)
+    except RuntimeError:
+        LOG.warning("no folder to keep compiled kernels in can be written to: every process compiles them anew, which "
+                    "takes some seconds. The environment variable NUMBA_CACHE_DIR can name one.")  # fmt: skip
+        return njit(**options)
+    return njit(cache=True, **options)
+
+
+jit = _compiler()
 L1, L2, PRODUCT, ROTATION, COMPLEX = range(5)
 SELF_ADVERSARIAL, LOGISTIC, SOFTMAX, MARGIN = range(4)
 SMALL = 1 << 20
@@ -45,6 +61,13 @@ class Asked(NamedTuple):
     party: Array
     ids: Array
     pooled: bool
+
+    @staticmethod
+    def of(places: Places, ids: Tensor, pooled: bool) -> Asked:
+        p = places
+        fields = (p.head, p.relation, p.tail, p.asks_head, p.weight, p.party, ids)
+        head, relation, tail, asks_head, weight, party, candidates = (tensor.numpy() for tensor in fields)
+        return Asked(head, relation, tail, asks_head, weight, party, candidates, pooled)
 
 
 class Limits(NamedTuple):
@@ -75,8 +98,12 @@ class Found(NamedTuple):
     @staticmethod
     def empty(batch: int, count: int, entity: Array, relation: Array, loss: Array, norm: Array) -> Found:
         """Room for a step of a batch with so many candidates each."""
-        widths = (entity.shape[1], count, entity.shape[1], entity.shape[1], relation.shape[1])
-        return Found(*(np.empty((batch, width), np.float32) for width in widths), loss, norm)
+
+        def room(width: int) -> Array:
+            return np.empty((batch, width), np.float32)
+
+        wide = entity.shape[1]
+        return Found(room(wide), room(count), room(wide), room(wide), room(relation.shape[1]), loss, norm)
 
 
 # -- scores, and their derivatives -------------------------------------------------------------------------------------
@@ -170,6 +197,49 @@ def _pull(model: int, x: Array, table: Array, rows: Array, g: Array, count: int,
         else:
             for k in range(width):
                 into[k] += (g0 * a[k] + g1 * b[k]) + (g2 * c[k] + g3 * d[k])
+
+
+@jit
+def _compare_one(model: int, x: Array, y: Array) -> Any:
+    """The score of x with y: as `_compare`, of one row."""
+    half = len(x) // 2
+    s = np.float32(0)
+    if model == L1:
+        for k in range(len(x)):
+            s -= abs(x[k] - y[k])
+    elif model == L2:
+        for k in range(len(x)):
+            s += (x[k] - y[k]) * (x[k] - y[k])
+        s = -np.sqrt(s)
+    elif model == ROTATION:
+        for k in range(half):
+            u, v = x[k] - y[k], x[half + k] - y[half + k]
+            s -= np.sqrt(u * u + v * v)
+    else:
+        for k in range(len(x)):
+            s += x[k] * y[k]
+    return s
+
+
+@jit
+def _pull_one(model: int, x: Array, y: Array, g: Any, into: Array) -> None:
+    """Add g x d score(x, y) / d x: as `_pull`, of one row."""
+    half = len(x) // 2
+    if model == L1:
+        for k in range(len(x)):
+            into[k] -= _toward(g, x[k] - y[k])
+    elif model == L2:
+        for k in range(len(x)):
+            into[k] -= g * (x[k] - y[k])
+    elif model == ROTATION:
+        for k in range(half):
+            u, v = x[k] - y[k], x[half + k] - y[half + k]
+            f = g * _over(np.sqrt(u * u + v * v))
+            into[k] -= f * u
+            into[half + k] -= f * v
+    else:
+        for k in range(len(x)):
+            into[k] += g * y[k]
 
 
 @jit
@@ -285,7 +355,7 @@ def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, A
 def _ask(model: int, turn: Any, phase: Any, k: Array, r: Array, q: Array, cos: Array, sin: Array) -> None:
     """The query of a known row and a relation; `turn` is -1 for heads. Of complex factors also their two parts."""
     width = len(k)
-    if model == ROTATION or model == COMPLEX:
+    if model in (ROTATION, COMPLEX):
         half = width // 2
         for d in range(half):
             if model == ROTATION:
@@ -307,7 +377,7 @@ def _back(model: int, turn: Any, phase: Any, k: Array, r: Array, cos: Array, sin
           gr: Array) -> None:  # fmt: skip
     """Add the gradient of the query to that of its known row; set that of its relation."""
     width = len(k)
-    if model == ROTATION or model == COMPLEX:
+    if model in (ROTATION, COMPLEX):
         half = width // 2
         for d in range(half):
             x, y = gq[d], gq[half + d]
@@ -358,7 +428,6 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
     gq, cos, sin = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
     rows, places = np.empty(most, np.int64), np.empty(most, np.int64)
     compared, g = np.empty(most, np.float32), np.empty(most, np.float32)
-    own, one, alone = np.empty(1, np.int64), np.empty(1, np.float32), np.empty(1, np.float32)
     times = np.zeros(len(entity) if clipped and not asked.pooled else 0, np.int32)
     for b in range(first, last):
         gk, ga, gr, q, pull = found.known[b], found.answer[b], found.relation[b], found.query[b], found.pull[b]
@@ -383,8 +452,7 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
                 rows[count], places[count] = ids[j], j
                 count += 1
         _compare(n.model, q, entity, rows, count, compared)
-        own[0] = a
-        _compare(n.model, q, entity, own, 1, alone)
+        alone = _compare_one(n.model, q, entity[a])
         constant, on_answer, side = n.gamma, np.float32(0), prior[1] if ask else prior[0]
         if has_prior:
             constant += prior[0][r, t - start] if ask else prior[1][r, h - start]
@@ -393,7 +461,7 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
             g[i] = compared[i] + constant
             if has_prior:
                 g[i] += side[r, rows[i] - start]
-        found.loss[b], of_answer = _weigh(n.loss, n.alpha, alone[0] + constant + on_answer, g, count)
+        found.loss[b], of_answer = _weigh(n.loss, n.alpha, alone + constant + on_answer, g, count)
 
         # Gradients of the query, and from there of the known row and the relation.
         weight = np.float32(1) if clipped else asked.weight[b]
@@ -403,12 +471,11 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
                 g[i] *= _over(-compared[i])
         gq[:] = 0
         _pull(n.model, q, entity, rows, g, count, gq)
-        one[0] = of_answer * weight if n.positive else np.float32(0)
+        of_answer *= weight if n.positive else np.float32(0)
         if n.model == L2:
-            one[0] *= _over(-alone[0])
-        _pull(n.model, q, entity, own, one, 1, gq)
-        own[0] = b
-        _pull(n.model, entity[a], found.query, own, one, 1, ga)
+            of_answer *= _over(-alone)
+        _pull_one(n.model, q, entity[a], of_answer, gq)
+        _pull_one(n.model, entity[a], q, of_answer, ga)
         square = np.float32(0)
         if clipped and not asked.pooled:
             # What was drawn twice is one row with twice the gradient; what is the example's own joins its row.
@@ -416,8 +483,7 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
                 times[rows[i]] += 1
             for i in range(count):
                 if rows[i] == a or rows[i] == k:
-                    one[0] = g[i]
-                    _pull(n.model, entity[rows[i]], found.query, own, one, 1, ga if rows[i] == a else gk)
+                    _pull_one(n.model, entity[rows[i]], q, g[i], ga if rows[i] == a else gk)
                     g[i] = 0
         if clipped:
             for i in range(count):
@@ -530,9 +596,7 @@ def shared_out(size: int, work: int, task: Any, *arguments: Any) -> None:
     """task(first, last, ...) on pieces of range(size), one per thread."""
     threads = threads_for(size, work)
     bounds = [size * i // threads for i in range(threads + 1)]
-    others = [
-        _workers(threads - 1).submit(task, bounds[i], bounds[i + 1], *arguments) for i in range(1, threads)
-    ]
+    others = [_workers(threads - 1).submit(task, bounds[i], bounds[i + 1], *arguments) for i in range(1, threads)]
     try:
         task(bounds[0], bounds[1], *arguments)
     finally:
@@ -562,9 +626,7 @@ class Numba(Fused):
         entity, relation = tables.entity.numpy(), tables.relation.numpy()
         norm = np.empty(len(losses), np.float32) if norms is None else norms.numpy()
         found = Found.empty(len(losses), ids.shape[1], entity, relation, losses.numpy(), norm)
-        arrays = Asked(
-            *(getattr(asked, name).numpy() for name in Asked._fields[:6]), ids.numpy(), pooled
-        )
+        arrays = Asked.of(asked, ids, pooled)
         self.gradients(entity, relation, arrays, rule, found, into)
 
     def gradients(self, entity: Array, relation: Array, asked: Asked, rule: Rule, found: Found, into: Tables) -> None:

@@ -62,7 +62,8 @@ def _products(first: int, last: int, begin: int, scores: Array, target: Array, v
 
 @jit
 def _leave_out(first: int, last: int, model: int, query: Array, entity: Array, target: Array, value: Array,
-               slack: Array, better: Array, close: Array, which: Array, known: tuple[Array, Array, Array]) -> None:  # fmt: skip
+               slack: Array, better: Array, close: Array, which: Array,
+               known: tuple[Array, Array, Array]) -> None:  # fmt: skip
     """Take the true answers of queries first to last out of the counts."""
     scores = np.empty(ROWS, np.float32)
     for q in range(first, last):

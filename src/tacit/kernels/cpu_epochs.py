@@ -13,17 +13,28 @@ import numpy as np
 from tacit import draws
 from tacit.draws import CHACHA, Purpose
 from tacit.kernels.cpu import (
-    Array, Asked, Found, Limits, Numba, _collect, _collect_relations, _examples, jit, limits_of, shared_out,
+    Array,
+    Asked,
+    Found,
+    Limits,
+    Numba,
+    _collect,
+    _collect_relations,
+    _examples,
+    jit,
+    limits_of,
+    shared_out,
     threads_for,
 )  # fmt: skip
 from tacit.kernels.epochs import HASH, Epochs
 from tacit.kernels.fused import Numbers
+from tacit.models.tables import PARTS
 from tacit.negatives import ATTEMPTS
 from tacit.optimizers import Adam
 
 _philox = jit(draws.philox)
 NEGATIVES, POOL, SIDE = (int(purpose) << 20 for purpose in (Purpose.NEGATIVES, Purpose.POOL, Purpose.SIDE))
-NOISE = tuple(int(purpose) << 20 for purpose in (Purpose.NOISE_ENTITY, Purpose.NOISE_RELATION))
+NOISE = {"entity": int(Purpose.NOISE_ENTITY) << 20, "relation": int(Purpose.NOISE_RELATION) << 20}
 LANES = 16
 """So many blocks of ChaCha20 are made at once: as many as a vector register has words."""
 
@@ -268,9 +279,8 @@ def _add_noise(n: int, first: int, last: int, m: Move, w: World) -> None:
                 for pair in range(8):
                     for i in range(LANES):
                         fine = np.float32(x[2 * pair + 1, i] >> np.uint32(24))
-                        u = np.float32(x[2 * pair, i]) * np.float32(2.0**-32) + (
-                            fine + np.float32(0.5)
-                        ) * np.float32(2.0**-40)
+                        u = np.float32(x[2 * pair, i]) * np.float32(2.0**-32)
+                        u += (fine + np.float32(0.5)) * np.float32(2.0**-40)
                         radius = np.sqrt(np.float32(2) * _minus_log(min(u, np.float32(1)))) * m.deviation[party]
                         cos, sin = _turned(np.int32(x[2 * pair + 1, i] & np.uint32(0xFFFFFF)))
                         z[i, 2 * pair], z[i, 2 * pair + 1] = radius * cos, radius * sin
@@ -309,17 +319,9 @@ def _move(n: int, first: int, last: int, m: Move, w: World) -> None:
 
 
 @jit
-def _first_part(first: int, last: int, n: int, w: World, entity: Array, relation: Array, starts: Array,
-                prior: tuple[Array, Array], numbers: Numbers, asked: Asked, limits: Limits,
-                found: Found) -> None:  # fmt: skip
-    _draw(n, first, last, w, asked)
-    _examples(first, last, entity, relation, starts, prior, numbers, asked, limits, found)
-
-
-@jit
-def _second_part(first: int, last: int, n: int, w: World, moves: tuple[Move, Move], numbers: Numbers, asked: Asked,
-                 found: Found, losses: Array) -> None:  # fmt: skip
-    """Rows first to last of both tables one after the other: relations come after all entities."""
+def _rows(first: int, last: int, n: int, w: World, moves: tuple[Move, Move], model: int, asked: Asked,
+          found: Found) -> None:  # fmt: skip
+    """Rows first to last of both tables, one after the other: relations come after all entities."""
     entities = len(moves[0].table)
     for which in range(2):
         m = moves[0] if which == 0 else moves[1]
@@ -328,25 +330,34 @@ def _second_part(first: int, last: int, n: int, w: World, moves: tuple[Move, Mov
             if len(m.key):
                 _add_noise(n, low, high, m, w)
             if which == 0:
-                _collect(low, high, m.table, numbers.model, asked, found, m.gradient)
+                _collect(low, high, m.table, model, asked, found, m.gradient)
             else:
                 _collect_relations(low, high, asked, found, m.gradient)
             _move(n, low, high, m, w)
-    if first == 0:
-        for b in range(len(asked.head)):
-            losses[n, asked.party[b]] += found.loss[b]
 
 
 @jit
-def _steps(number: int, w: World, starts: Array, prior: tuple[Array, Array], moves: tuple[Move, Move],
-           numbers: Numbers, asked: Asked, limits: Limits, found: Found, losses: Array) -> None:  # fmt: skip
-    """All steps on one thread."""
+def _work(first: int, last: int, part: int, begin: int, end: int, w: World, starts: Array, prior: tuple[Array, Array],
+          moves: tuple[Move, Move], numbers: Numbers, asked: Asked, limits: Limits, found: Found,
+          losses: Array) -> None:  # fmt: skip
+    """Steps begin to end: their examples first to last (part 1), or their rows (part 2), or all of both (part 0).
+
+    One function for all three, so that there is one to compile.
+    """
     entity, relation = moves[0].table, moves[1].table
-    for n in range(number):
-        if asked.pooled:
-            _draw_pools(n, w, asked.ids)
-        _first_part(0, len(asked.head), n, w, entity, relation, starts, prior, numbers, asked, limits, found)
-        _second_part(0, len(entity) + len(relation), n, w, moves, numbers, asked, found, losses)
+    for n in range(begin, end):
+        if part != 2:
+            if asked.pooled and last == 0:  # not by threads: see `CpuEpochs.steps`
+                _draw_pools(n, w, asked.ids)
+            low, high = (first, last) if part == 1 else (0, len(asked.head))
+            _draw(n, low, high, w, asked)
+            _examples(low, high, entity, relation, starts, prior, numbers, asked, limits, found)
+        if part != 1:
+            low, high = (first, last) if part == 2 else (0, len(entity) + len(relation))
+            _rows(low, high, n, w, moves, numbers.model, asked, found)
+            if low == 0:
+                for b in range(len(asked.head)):
+                    losses[n, asked.party[b]] += found.loss[b]
 
 
 class CpuEpochs(Epochs):
@@ -360,43 +371,46 @@ class CpuEpochs(Epochs):
 
     def steps(self, number: int) -> None:
         cohort, examples, world, kernel = self.cohort, self.examples, self.examples.world, self.kernel
-        adam, layout, p = cohort.optimizer, cohort.layout, self.places
+        adam, layout = cohort.optimizer, cohort.layout
         assert isinstance(adam, Adam)
         w = World(
-            *(getattr(self, name).numpy() for name in World._fields[:6]),
-            examples.triples.numpy(), examples.half.numpy(), self.share.numpy(), world.numbers.numpy(),
-            world.many.numpy(), world.first.numpy(), world.entity.numpy(), self.known.numpy(),
+            self.order.numpy(), self.begins.numpy(), self.sizes.numpy(), self.wanted.numpy(), self.taken.numpy(),
+            self.most.numpy(), examples.triples.numpy(), examples.half.numpy(), self.share.numpy(),
+            world.numbers.numpy(), world.many.numpy(), world.first.numpy(), world.entity.numpy(), self.known.numpy(),
             (examples.seed & 0xFFFFFFFF, examples.seed >> 32), self.batch, examples.sampling.batch, self.copies,
             self.sides, self.filtered, world.entity_total, world.relation_total,
         )  # fmt: skip
-        asked = Asked(*(getattr(p, name).numpy() for name in Asked._fields[:6]), self.ids.numpy(), self.pooled)
+        asked = Asked.of(self.places, self.ids, self.pooled)
         key = np.array([] if self.noise is None else self.noise.secret.key, np.uint32)
         deviation = np.zeros(self.parties) if self.noise is None else self.noise.deviation.numpy()
         limits = limits_of(self.rule)
-        moves = []
-        for which, (part, start) in enumerate((("entity", layout.entity_start), ("relation", layout.relation_start))):
+        rates = [np.float32(n) for n in (adam.learning_rate, adam.beta1, adam.beta2, adam.eps, self.divisor)]
+        moves: list[Any] = []
+        for part in PARTS:
             tensors = [getattr(t, part).numpy() for t in (cohort.tables, cohort.gradients.tables, *cohort.memory)]
-            moves.append(Move(
-                *tensors, cohort.owner[part].numpy(), np.array(start), self.first.numpy(), self.second.numpy(),
-                *map(np.float32, (adam.learning_rate, adam.beta1, adam.beta2, adam.eps, self.divisor)),
-                limits.relation_scale if which else np.float32(1), key, deviation.astype(np.float32), NOISE[which],
-            ))  # fmt: skip
+            start = np.array(layout.entity_start if part == "entity" else layout.relation_start)
+            fields: list[Any] = [
+                *tensors,
+                cohort.owner[part].numpy(),
+                start,
+                self.first.numpy(),
+                self.second.numpy(),
+                *rates,
+            ]
+            scale = np.float32(1) if part == "entity" else limits.relation_scale
+            fields += [scale, key, deviation.astype(np.float32), NOISE[part]]
+            moves.append(Move(*fields))
         entity, relation = moves[0].table, moves[1].table
         found = Found.empty(self.size, self.count, entity, relation, self.losses.numpy(), self.norms.numpy())
         numbers = kernel.numbers(self.rule, relation.shape[1])
         losses = self.step_losses.numpy()
         work = found.pull.size * entity.shape[1] + entity.size
-        if threads_for(self.size, work) == 1:
-            _steps(number, w, kernel.starts, kernel.priors, tuple(moves), numbers, asked, limits, found, losses)
+        arguments = (w, kernel.starts, kernel.priors, tuple(moves), numbers, asked, limits, found, losses)
+        if not number or threads_for(self.size, work) == 1:
+            _work(0, 0, 0, 0, number, *arguments)
             return
-        if not number:  # compile, on nothing
-            _draw_pools(0, w, asked.ids[:0])
-            _first_part(0, 0, 0, w, entity, relation, kernel.starts, kernel.priors, numbers, asked, limits, found)
-            _second_part(0, 0, 0, w, tuple(moves), numbers, asked, found, losses)
         for n in range(number):
             if self.pooled:
-                _draw_pools(n, w, asked.ids)
-            shared_out(self.size, work, _first_part, n, w, entity, relation, kernel.starts, kernel.priors, numbers,
-                       asked, limits, found)  # fmt: skip
-            shared_out(len(entity) + len(relation), work, _second_part, n, w, tuple(moves), numbers, asked, found,
-                       losses)  # fmt: skip
+                _work(0, 0, 1, n, n + 1, *arguments)  # the pool first: no thread may begin without it
+            shared_out(self.size, work, _work, 1, n, n + 1, *arguments)
+            shared_out(len(entity) + len(relation), work, _work, 2, n, n + 1, *arguments)

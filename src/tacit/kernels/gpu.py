@@ -128,10 +128,8 @@ def _candidates(entity, ids, own, prior_tails, prior_heads, prior_at, j0, party,
     there = row >= 0
     if POOL:
         there = there & (row != h) & (row != t)
-    if SMALL:  # offsets of 32 bits: half the integer work of the inner loops
-        row = tl.where(there, row.to(tl.int32), own.to(tl.int32))
-    else:
-        row = tl.where(there, row.to(tl.int64), own)
+    ID: tl.constexpr = tl.int32 if SMALL else tl.int64  # offsets of 32 bits: half the integer work of the inner loops
+    row = tl.where(there, row.to(ID), own.to(ID))
     prior = tl.zeros([BN], tl.float32)
     if PRIOR:
         at = prior_at + row - start
@@ -504,7 +502,7 @@ IN_REGISTERS, FEW, WARPS_FEW = 1 << 15, 128, 16
 TILE, WARPS = 1 << 13, 4
 """The size of tiles otherwise, and their warps: the fastest on an H200 of those tried."""
 REGISTERS = 128
-"""Of a thread: with more, fewer than four programs of WARPS fit on a multiprocessor, and 512 examples take two turns."""
+"""Of a thread: with more, fewer than four programs of WARPS fit on a multiprocessor, and 512 examples take turns."""
 POOL_ROWS, POOL_PROGRAMS = 16, 1024
 """How many rows of a pool a program collects for, and about how many programs there are."""
 

@@ -31,7 +31,8 @@ def _tally(score, e, in_e, target, value, slack):
 
 @triton.jit
 def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, q_wide, e_wide,
-               KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr, TILES_: tl.constexpr):  # fmt: skip
+               KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr,
+               TILES_: tl.constexpr):  # fmt: skip
     """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e),
     with zeros up to the end of the last tile, so that nothing has to be masked in the inner loop.
 

@@ -316,7 +316,7 @@ def _advance(number, steps):
 
 
 CHAIN, CANDIDATES = 32, 1 << 23
-"""The most steps that one CUDA graph holds, and the most candidates: what is left over at an epoch's end does nothing."""
+"""The most steps that one CUDA graph holds, and the most candidates: what is left over at an epoch's end is idle."""
 BLOCK, NOISY_BLOCK = 1024, 2048
 
 
@@ -388,18 +388,21 @@ class GpuEpochs(Epochs):
             cohort.gradients.tables, self.losses[of_step], self.norms[of_step],
             (self.step_losses, self.number, ahead), self.between,
         )  # fmt: skip
-        clipped, noisy = isinstance(self.rule, Clipped), self.noise is not None
+        scale = self.rule.relation_scale if isinstance(self.rule, Clipped) else 1.0
+        noisy = self.noise is not None
         block = NOISY_BLOCK if noisy else BLOCK
         layout, tables, gradients = cohort.layout, cohort.tables, cohort.gradients.tables
         mean, square = cohort.memory
         widths = tables.entity.shape[1], tables.relation.shape[1]
-        blocks = [triton.cdiv(max(n) * w, block) for n, w in zip((layout.entities, layout.relations), widths)]
+        blocks = [
+            triton.cdiv(max(n) * w, block) for n, w in zip((layout.entities, layout.relations), widths, strict=True)
+        ]
         _move[(sum(blocks), self.parties)](
             tables.entity, gradients.entity, mean.entity, square.entity, self.starts[0], tables.relation,
             gradients.relation, mean.relation, square.relation, self.starts[1], self.sizes, self.wanted, self.taken,
             self.most, self.examples.world.numbers, self.number, ahead, self.first, self.second,
             self.examples.sampling.batch, adam.learning_rate, adam.beta1, adam.beta2, adam.eps, self.parties, self.key,
-            self.deviation, self.divisor, self.rule.relation_scale if clipped else 1.0, blocks[0],
+            self.deviation, self.divisor, scale, blocks[0],
             EW=widths[0], RW=widths[1], NOISE=noisy, BLOCK=block, FOR_ENTITY=int(Purpose.NOISE_ENTITY) << 20,
             FOR_RELATION=int(Purpose.NOISE_RELATION) << 20, num_warps=4,
         )  # fmt: skip

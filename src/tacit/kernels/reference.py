@@ -187,6 +187,7 @@ class Reference:
             head, tail = (head, tail * piece.drop_entity) if asks_head else (head * piece.drop_entity, tail)
         start = torch.tensor(self.layout.entity_start, device=piece.head.device)[piece.party]
         present, labels, priors = None, None, None
+        candidates: tuple[Tensor, ...]
         if piece.triples is not None:
             candidates = leaves["free_head"], leaves["free_relation"], leaves["free_tail"]
             if prior is not None:

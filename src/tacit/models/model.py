@@ -129,8 +129,8 @@ class Queries:
         most = (length.max() + self.longest).square() * width
         if not bool(most.isfinite()):
             return None
-        # A sum of n terms, in whatever order, is off by at most n / 2 x eps x the sum of their sizes (Higham 2002, 4.2);
-        # here two sums are compared, and each term is rounded as well.
+        # A sum of n terms, in whatever order, is off by at most n / 2 x eps x the sum of their sizes (Higham 2002,
+        # section 4.2); here two sums are compared, and each term is rounded as well.
         if scorer.geometry == "product":
             return (width + 8) * eps * length * self.longest
         gamma = getattr(scorer, "gamma", 0.0)
