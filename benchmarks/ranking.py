@@ -38,7 +38,10 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=None)
     chosen = options.parse_args()
     graph, device, results = load(chosen.graph), chosen.device, []
-    row("", ["best s", "median", "goal (H200)", "floor", "index s", "MRR", "MiB", "PyKEEN s", "its MRR", "ours", "times"])
+    row(
+        "",
+        ["best s", "median", "goal (H200)", "floor", "index s", "MRR", "MiB", "PyKEEN s", "its MRR", "ours", "times"],
+    )
     for name, operations, goal in ROWS:
         if chosen.only and name not in chosen.only:
             continue
