@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from measure import environment
 
 FIELD = "{epochs}"
 LAST_LINES = 20
@@ -92,17 +91,6 @@ def checked(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> dict
     return given
 
 
-def environment() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": platform.processor() or None,
-        "cores": os.cpu_count(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -151,7 +139,6 @@ def main() -> None:
             "rows": rows,
             "ratio": ratio,
             "environment": environment(),
-            "command": shlex.join(["python", "benchmarks/beside.py", *sys.argv[1:]]),
         }
         chosen.out.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from measure import environment
 
 RESULTS = Path(__file__).parent / "results" / "importing.json"
 MAPPING = """
@@ -96,13 +95,7 @@ def main() -> None:
         "schema": "tacit.benchmark/1",
         "benchmark": "importing",
         "rows": found,
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "packages": {name: version(name) for name in ("numpy", "pyarrow", "duckdb")},
-        },
-        "command": f"python benchmarks/importing.py --rows {options.rows}",
+        "environment": environment(),
     }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 

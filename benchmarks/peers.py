@@ -26,18 +26,18 @@ import math
 import os
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import environment, now
 
 from tacit.graph import Graph
 
@@ -64,18 +64,6 @@ def peer(module: str, package: str) -> Any:
         raise PeerMissing(f"{package} is not installed, so it cannot be timed: pip install {package}") from error
 
 
-def peer_versions() -> dict[str, str | None]:
-    """The versions of all that is timed here, and of torch, on which all of it stands; None: not installed."""
-
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: of(package) for package in ("pykeen", "opacus", "torch")}
-
-
 @contextmanager
 def quiet(*libraries: str) -> Iterator[None]:
     """Without warnings, and of the libraries' logs only errors, for as long as they are timed."""
@@ -90,13 +78,6 @@ def quiet(*libraries: str) -> Iterator[None]:
     finally:
         for log, level in zip(logs, before, strict=True):
             log.setLevel(level)
-
-
-def now(device: str) -> float:
-    """The time when the device has done all it was told to."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 # -- PyKEEN ------------------------------------------------------------------------------------------------------------
@@ -401,7 +382,7 @@ def main() -> None:
     entities, relations = len(graph.entities), len(graph.relations)
     same: dict[str, Any] = {"dim": chosen.dim, "negatives": chosen.negatives, "steps": chosen.steps}
     same |= {"device": chosen.device}
-    print(", ".join(f"{name} {found or 'not installed'}" for name, found in peer_versions().items()))
+    print(", ".join(f"{name} {found}" for name, found in environment()["versions"].items()))
     print(f"{'':44}{'s/step':>10}{'best':>10}{'s/epoch':>10}")
     for scorer in ("transe", "rotate", "distmult", "complex"):
         row = pykeen_training(graph, scorer, batch=512, workers=chosen.workers, **same)

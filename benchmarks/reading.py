@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from measure import environment
 
 RESULTS = Path(__file__).parent / "results" / "reading.json"
 TOOLS = ("floor", "tacit", "pandas", "pandas+arrow", "pykeen")
@@ -146,7 +146,6 @@ def main() -> None:
                 f"{row['grown_mib']:>11.0f}   {', '.join(f'{n:,}' for n in row['found'])}"
             )
         bytes_read = {file.name: file.stat().st_size for file in files}
-    packages = {name: installed(name) for name in ("numpy", "pyarrow", "pandas", "pykeen", "torch")}
     result = {
         "schema": "tacit.benchmark/1",
         "benchmark": "reading",
@@ -154,13 +153,7 @@ def main() -> None:
         "rounds": options.rounds,
         "bytes": bytes_read,
         "rows": rows,
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "packages": packages,
-        },
-        "command": f"python benchmarks/reading.py --triples {options.triples} --rounds {options.rounds}",
+        "environment": environment(),
     }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 

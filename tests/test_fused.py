@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -304,6 +305,32 @@ def check_counting(count, rng, name):
 def test_ranks_by_the_numba_kernel_are_those_by_blocks(name, seed):
     counting = pytest.importorskip("tacit.kernels.cpu_counting", exc_type=ImportError)
     check_counting(counting.count, np.random.default_rng(seed), name)
+
+
+# -- compiled by torch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU by a C++ compiler, and there is none")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiled_reference_equals_the_reference():
+    rng = np.random.default_rng(3)
+    for name in ("transh", "rescal"):
+        scorer, layout = SCORERS[name](), Layout((9, 7), (2, 3))
+        tables = Tables.begin(scorer, 4, layout, seed=1)
+        party = torch.tensor(rng.integers(0, 2, 12))
+        entity, relation = torch.tensor([0, 9])[party], torch.tensor([0, 2])[party]
+        ids = [
+            base + torch.tensor(rng.integers(0, high, 12)) for base, high in ((entity, 7), (relation, 2), (entity, 7))
+        ]
+        chunk = Chunk(*ids, party, torch.tensor(rng.random(12) < 0.5), torch.ones(12), torch.arange(12),
+                      negatives=entity[:, None] + torch.tensor(rng.integers(0, 7, (12, 5))))  # fmt: skip
+        objective = Objective(scorer, SelfAdversarial())
+        for rule in (Plain(), Clipped(torch.tensor([0.1, 0.2]))):
+            kinds = (kernel_for("compiled", torch.device("cpu")), Reference)
+            ours, theirs = (found_by(kind, objective, layout, tables, chunk, rule) for kind in kinds)
+            for a, b in zip(ours, theirs, strict=True):
+                assert torch.allclose(a, b, rtol=1e-4, atol=1e-6), (name, rule)
 
 
 # -- what a machine has ------------------------------------------------------------------------------------------------
