@@ -107,15 +107,19 @@ def check_gradients(kernel, rng, scorer, loss):
             ours, theirs = (found_by(k, objective, layout, tables, chosen, rule) for k in (kernel, Reference))
             for a, b in zip(ours, theirs, strict=True):
                 assert torch.allclose(a, b, rtol=1e-4, atol=2e-5), (scorer, loss, rule, a, b)
-    if chunk.negatives is not None:  # an example that has to do with what is not finite adds nothing
-        bad = int(chunk.head[0])
-        tables.entity[bad] = float("nan")
-        touched = (chunk.head == bad) | (chunk.tail == bad) | (chunk.negatives == bad).any(1)
-        ours = found_by(kernel, objective, layout, tables, chunk, rules[1])[1:3]
-        rest = chunk.select((~touched).nonzero()[:, 0])
-        rest = replace(rest, unit=torch.arange(len(rest)))
-        for a, b in zip(ours, found_by(Reference, objective, layout, tables, rest, rules[1])[1:3], strict=True):
+    bad = int(chunk.head[0])  # an example that has to do with what is not finite adds nothing, and spoils no other
+    tables.entity[bad] = [float("nan"), 3e38][int(rng.integers(2))] if type(scorer) is DistMult else float("nan")
+    touched = (chunk.head == bad) | (chunk.tail == bad)
+    candidates = chunk.negatives if chunk.pool is None else chunk.pool[chunk.party]
+    touched |= (candidates == bad).any(1)
+    rest = chunk.select((~touched).nonzero()[:, 0])
+    rest = replace(rest, unit=torch.arange(len(rest)))
+    for rule in rules[1:2] if bool(tables.entity[bad].isnan().all()) else []:
+        ours = found_by(kernel, objective, layout, tables, chunk, rule)[1:3]
+        for a, b in zip(ours, found_by(Reference, objective, layout, tables, rest, rule)[1:3], strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=2e-5), (scorer, loss, "not finite")
+    for rule in rules[1:]:
+        assert all(bool(g.isfinite().all()) for g in found_by(kernel, objective, layout, tables, chunk, rule)[1:3])
 
 
 @pytest.mark.parametrize("scorer", COVERED, ids=lambda s: f"{type(s).__name__}{getattr(s, 'norm', '')}")
@@ -207,7 +211,8 @@ def two_fits(kernel, sides, negatives, reciprocal=False, scorer=None):
 
 def check_same_state(slow, fast, about):
     for name, tensor in slow.cohort.state().items():
-        assert torch.allclose(tensor.double(), fast.cohort.state()[name].double(), atol=2e-4), (*about, name)
+        ours, theirs = fast.cohort.state()[name].double(), tensor.double()
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=2e-4 * float(theirs.abs().max())), (*about, name)
 
 
 def check_epochs(kernel, sides, negatives, reciprocal=False, scorer=None):
@@ -220,18 +225,23 @@ def check_epochs(kernel, sides, negatives, reciprocal=False, scorer=None):
     check_same_state(slow, fast, (sides, negatives))
 
 
-def check_noisy_epochs(kernel, negatives, scorer=None):
-    """Clipped gradients, secret noise on every row, a public divisor: against the reference, step by step."""
-    slow, fast = two_fits(kernel, "tails", negatives, scorer=scorer)
-    rule = Clipped(torch.tensor([0.3, 0.6]), relation_scale=0.5)
+def check_noisy_epochs(kernel, negatives, scorer=None, sides="tails", **limits):
+    """Clipped gradients, secret noise on every row, a public divisor: against the reference, step by step.
+
+    Two epochs; in the second one party rests, and the other runs out of steps.
+    """
+    slow, fast = two_fits(kernel, sides, negatives, scorer=scorer)
+    rule = Clipped(torch.tensor([0.3, 0.6]), relation_scale=0.5, **limits)
     noise = SecretNoise(Secret.simulation(9), torch.tensor([0.2, 0.1]))
     fast.epochs = type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, rule=rule, noise=noise, divisor=4.0)
-    fast.epoch()
-    cohort, everyone = slow.cohort, torch.ones(2, dtype=torch.bool)
-    for step in slow.examples.epoch(cohort.epochs, cohort.steps, everyone):
-        slow.kernel.accumulate(cohort.tables, step.chunk, rule, cohort.gradients)
-        cohort.finish(torch.full((2,), 4.0), step.active, noise=noise, relation_scale=0.5)
-    cohort.epochs += 1
+    cohort = slow.cohort
+    for wanted, most in ((torch.tensor([True, True]), None), (torch.tensor([False, True]), torch.tensor([99, 7]))):
+        fast.epochs.run(wanted, most)
+        fast.cohort.epochs += wanted
+        for step in slow.examples.epoch(cohort.epochs, cohort.steps, wanted, most):
+            slow.kernel.accumulate(cohort.tables, step.chunk, rule, cohort.gradients)
+            cohort.finish(torch.full((2,), 4.0), step.active, noise=noise, relation_scale=0.5)
+        cohort.epochs += wanted
     check_same_state(slow, fast, (kernel, negatives))
 
 
@@ -261,7 +271,8 @@ def test_numba_epochs_equal_the_reference():
 def test_numba_noise_equals_the_reference():
     for scorer in ({}, {"name": "complex", "dim": 5}, {"dim": 37}):
         check_noisy_epochs("numba", {"name": "pool"}, scorer)
-        check_noisy_epochs("numba", {}, scorer)
+        check_noisy_epochs("numba", {}, scorer, sides="random")
+    check_noisy_epochs("numba", {}, row_clip=0.05, row_mask=torch.arange(40) % 3 > 0)
 
 
 def test_noise_without_a_clip_is_refused():
@@ -271,6 +282,39 @@ def test_noise_without_a_clip_is_refused():
     for wrong in ({}, {"rule": Clipped(torch.ones(2))}, {"divisor": 4.0}):
         with pytest.raises(TacitError, match="noise needs a clip"):
             type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, noise=noise, **wrong)
+    for clip in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(TacitError, match="a clip is a number"):
+            Clipped(torch.tensor([1.0, clip]))
+        with pytest.raises(TacitError, match="deviation"):
+            SecretNoise(Secret.fresh(), torch.tensor([clip]))
+    rule = Clipped(torch.ones(2))
+    with pytest.raises(TacitError, match="divisor"):
+        type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, rule=rule, divisor=0.0)
+
+
+def test_both_sides_of_a_triple_are_not_clipped_one_by_one():
+    """They are one unit: whole epochs would let it through with twice the clip."""
+    pytest.importorskip("numba")
+    _, fast = two_fits("numba", "both", {})
+    with pytest.raises(TacitError, match="one unit"):
+        type(fast.epochs)(fast.cohort, fast.examples, fast.kernel, rule=Clipped(torch.ones(2)), divisor=6.0)
+
+
+def test_noise_on_touched_rows_only_is_refused():
+    wanted = Settings.make({"scorer": {"dim": 3}, "optimizer": {"name": "sparse-adam"}})
+    cohort = Fit(wanted, [a_graph(1, 9, 14)], kernel="reference", device="cpu").cohort
+    with pytest.raises(TacitError, match="which rows were touched"):
+        cohort.finish(torch.ones(1), torch.ones(1, dtype=torch.bool),
+                      noise=SecretNoise(Secret.fresh(), torch.ones(1)))  # fmt: skip
+
+
+def test_pure_noise_has_no_grid():
+    """Angles of pairs are as fine as float32: noise with something added looks no different."""
+    z = Secret.fresh().normal(Purpose.NOISE_ENTITY, 0, 0, 200_000).double().reshape(-1, 2)
+    for bits in (22, 24, 26):
+        place = torch.atan2(z[:, 1], z[:, 0]) / (2 * np.pi) * 2**bits
+        apart = (place - place.round()).abs().mean()
+        assert abs(float(apart) - 0.25) < 0.01, bits  # of what is spread evenly
 
 
 # -- counting ----------------------------------------------------------------------------------------------------------
@@ -279,11 +323,16 @@ def test_noise_without_a_clip_is_refused():
 def check_counting(count, rng, name):
     """Ranks with the kernel are the ranks without, ties and raw ranks included."""
     entities, relations, dim = int(rng.integers(1, 40)), int(rng.integers(1, 4)), int(rng.integers(1, 9))
-    scorer = SCORERS[name]()
+    scorer = (
+        SCORERS[name](gamma=[0.0, 10.0][int(rng.integers(2))]) if hasattr(SCORERS[name], "gamma") else SCORERS[name]()
+    )
     weights = [torch.tensor(rng.random(relations), dtype=torch.float32)] if scorer.statistics else None
     layout = Layout((entities,), (relations,))
     tables = Tables.begin(scorer, dim, layout, seed=int(rng.integers(2**32)), weights=weights)
     few = rng.integers(0, max(1, entities // 2), entities)
+    if rng.random() < 0.2:  # all distances are 0
+        tables.entity.zero_()
+        tables.relation.zero_()
     if rng.random() < 0.5:  # equal rows tie; so do rows that are all but equal, to the kernel
         tables.entity.copy_(tables.entity[few] * (1 + 1e-7 * torch.tensor(rng.integers(-1, 2, (entities, 1)))))
     model = Model(scorer, tables)
@@ -365,7 +414,7 @@ if __name__ == "__main__":
 
     for each_loss in LOSSES:
         for each_scorer in COVERED:
-            check_gradients(kernel_for("triton", None), generator, each_scorer, each_loss)
+            check_gradients(kernel_for("triton", torch.device("cpu")), generator, each_scorer, each_loss)
     gpu_counting.QUERIES, gpu_counting.ROWS, gpu_counting.TILES, gpu_counting.PRODUCTS = 8, 4, 2, 8
     for each_name in ("transe", "distmult", "rotate", "transe"):
         check_counting(gpu_counting.count, generator, each_name)
@@ -374,4 +423,5 @@ if __name__ == "__main__":
     check_epochs("triton", "tails", {"name": "pool", "count": 2})
     check_epochs("triton", "both", {"filtered": True}, reciprocal=True)
     check_noisy_epochs("triton", {"name": "pool", "count": 2}, {"dim": 5})
-    check_noisy_epochs("triton", {})
+    check_noisy_epochs("triton", {}, sides="random")
+    check_noisy_epochs("triton", {}, row_clip=0.05, row_mask=torch.arange(40) % 3 > 0)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tacit.draws import Purpose, Secret
+from tacit.errors import TacitError
 from tacit.kernels.contract import Gradients
 from tacit.models import Layout, Part, Scorer, Tables
 from tacit.models.tables import PARTS
@@ -24,6 +25,8 @@ Tensor = Any
 class SecretNoise:
     """Normal noise on every number of every row, touched or not, of all tables of the active parties.
 
+    It follows the key, the party's number and its count of steps: two cohorts may never share a key.
+
     Attributes
     ----------
     deviation
@@ -32,6 +35,10 @@ class SecretNoise:
 
     secret: Secret
     deviation: Tensor
+
+    def __post_init__(self) -> None:
+        if not bool((self.deviation.isfinite() & (self.deviation >= 0)).all()):
+            raise TacitError("the deviation of noise is a number, at least 0")
 
     def add(self, gradients: Gradients, layout: Layout, steps: Tensor, active: Tensor) -> None:
         """Party by party, from its own stream at its own count of steps: what fused kernels are held against."""
@@ -81,6 +88,8 @@ class Cohort:
         """
         gradients = self.gradients
         if noise is not None:
+            if self.optimizer.touched_only:
+                raise TacitError("an optimizer that moves only touched rows would tell which rows were touched")
             noise.add(gradients, self.layout, self.steps, active)
         if relation_scale != 1.0:
             gradients.tables.relation.div_(relation_scale)

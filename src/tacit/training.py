@@ -143,8 +143,14 @@ class Fit:
             self.epochs = kind(self.cohort, self.examples, self.kernel)
         self._prepared = True
         seconds = time.perf_counter() - began
-        LOG.info("the %s kernels were ready after %.1f s", type(self.kernel).__name__.lower(), seconds)
+        LOG.info("the %s kernels were ready after %.1f s", self.kernel_name, seconds)
         return seconds
+
+    @property
+    def kernel_name(self) -> str:
+        """Of the kernel that trains: where no fused one covers these settings, the reference."""
+        covers = getattr(self.kernel, "covers", lambda: True)()
+        return type(self.kernel).__name__.lower() if covers else "reference"
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -237,8 +243,8 @@ class Fit:
         """Train until every party has had its epochs or steps, or validation has not improved for long enough."""
         training, evaluation = self.settings.training, self.settings.evaluation
         save_every = training.checkpoint_every or evaluation.every
-        on_event({"event": "kernels", "name": type(self.kernel).__name__.lower(), "seconds": None})
-        on_event({"event": "kernels", "name": type(self.kernel).__name__.lower(), "seconds": self.prepare()})
+        on_event({"event": "kernels", "name": self.kernel_name, "seconds": None})
+        on_event({"event": "kernels", "name": self.kernel_name, "seconds": self.prepare()})
         while not self.finished.all():
             report = self.epoch()
             number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()

@@ -203,7 +203,7 @@ def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[An
         yield lambda event: None
         return
     columns = (
-        TextColumn(doing),
+        TextColumn("{task.fields[doing]}"),
         TextColumn("epoch {task.completed}/{task.total}"),
         BarColumn(),
         TextColumn("loss {task.fields[loss]}"),
@@ -212,15 +212,17 @@ def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[An
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task("", total=settings.training.epochs, loss="-", speed="-", mrr="-")
+        task = drawn.add_task("", total=settings.training.epochs, doing=doing, loss="-", speed="-", mrr="-")
 
         def on_event(event: Event) -> None:
             if event["event"] == "kernels":
                 if event["seconds"] is None:
-                    drawn.update(task, speed="kernels are made ready: 0")
-                elif event["seconds"] > 1:
-                    drawn.console.print(f"The {event['name']} kernels were ready after {event['seconds']:.0f} s; "
-                                        "what was compiled is kept for the next time.")  # fmt: skip
+                    drawn.update(task, doing="getting kernels ready")
+                else:
+                    drawn.update(task, doing=doing)
+                    if event["seconds"] > 1:
+                        drawn.console.print(f"The {event['name']} kernels were ready after {event['seconds']:.0f} s; "
+                                            "what was compiled is kept for the next time.")  # fmt: skip
             elif event["event"] == "epoch":
                 speed = f"{event['examples'] / max(event['seconds'], 1e-9):,.0f}"
                 drawn.update(task, completed=event["epoch"], loss=_mean(event["loss"]), speed=speed)

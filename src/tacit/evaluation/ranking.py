@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -147,6 +148,7 @@ class Questions:
         self.triples = np.asarray(triples, np.int64).reshape(-1, 3)
         facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
         self.facts = _distinct(np.asarray(facts, np.int64).reshape(-1, 3))
+        self.beyond = self.facts.max(axis=0, initial=-1) + 1
         self._sides: dict[tuple[bool, str], Known] = {}
 
     def known(self, asks_head: bool, device: Any) -> Known:
@@ -223,12 +225,25 @@ def rank(
     limits = np.array([model.entities, model.relations, model.entities])
     if ((asked.triples < 0) | (asked.triples >= limits)).any():
         raise BadValue("a triple that is asked for has an entity or a relation that the model has no row for")
+    if (asked.beyond > limits).any() or (asked.facts < 0).any():
+        raise BadValue("a known fact has an entity or a relation that the model has no row for")
     found = []
-    with torch.no_grad():
+    with torch.no_grad(), _full_precision():
         for asks_head in [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]:
             allowed = None if typed is None else typed[int(asks_head)]
             found.append(_rank_side(model, asked, asks_head, memory_mb, allowed))
     return Ranks(*(np.concatenate([getattr(r, name) for r in found]) for name in Ranks.__dataclass_fields__))
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Matrix products in float32 indeed, whatever was asked for elsewhere: what rounds more is not allowed for."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _rank_side(model: Model, asked: Questions, asks_head: bool, memory_mb: float, allowed: Any) -> Ranks:

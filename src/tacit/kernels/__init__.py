@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -57,6 +58,11 @@ def kernel_for(name: str, device: Any) -> type[Kernel]:
             name = "reference"
     if name not in KERNELS:
         raise BadValue(f"the kernel is auto, {' or '.join(KERNELS)}; not {name!r}")
+    home = {kernel: kind for kind, kernel in FASTEST.items()}.get(name, device.type)
+    if home != device.type and not (name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
+        raise BadValue(f"the kernel {name} is for a {home} device, and this is {device.type}")
+    if name in FASTEST.values() and find_spec(name) is None:
+        raise BadValue(f"the kernel {name} needs the package of that name: pip install {name}")
     return KERNELS[name]()
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from tacit.errors import BadValue
 from tacit.losses import Loss, NoRegulariser, Regulariser
 from tacit.models import Layout, Prior, Scorer, Tables
 
@@ -146,6 +147,12 @@ class Clipped:
     row_mask: Tensor | None = None
     relation_scale: float = 1.0
     part: LossPart = "both"
+
+    def __post_init__(self) -> None:
+        if not bool((self.clip.isfinite() & (self.clip >= 0)).all()):
+            raise BadValue("a clip is a number, at least 0")
+        if self.row_clip is not None and not self.row_clip >= 0:
+            raise BadValue(f"row_clip is at least 0, not {self.row_clip}")
 
 
 Rule = Plain | Clipped

@@ -46,6 +46,7 @@ def _compiler() -> Any:
 jit = _compiler()
 L1, L2, PRODUCT, ROTATION, COMPLEX = range(5)
 SELF_ADVERSARIAL, LOGISTIC, SOFTMAX, MARGIN = range(4)
+TINY = np.finfo(np.float32).tiny
 SMALL = 1 << 20
 """With fewer numbers than this in a step's candidates, one thread is faster than two."""
 
@@ -163,6 +164,12 @@ def _over(length: Any) -> Any:
 
 
 @jit
+def _over_root(square: Any) -> Any:
+    """1 / the modulus of this square, 0 of next to nothing, as in `tacit.models.scorer.modulus`, and NaN of NaN."""
+    return np.float32(1) / np.sqrt(square) if square > TINY else square * np.float32(0)
+
+
+@jit
 def _pull(model: int, x: Array, table: Array, rows: Array, g: Array, count: int, into: Array) -> None:
     """Add the sum over i of g[i] x d score(x, table[rows[i]]) / d x; of L2 each g is already over the distance."""
     width = len(x)
@@ -190,8 +197,8 @@ def _pull(model: int, x: Array, table: Array, rows: Array, g: Array, count: int,
                 u, v = x[k], x[half + k]
                 u0, u1, u2, u3 = u - a[k], u - b[k], u - c[k], u - d[k]
                 v0, v1, v2, v3 = v - a[half + k], v - b[half + k], v - c[half + k], v - d[half + k]
-                f0, f1 = g0 * _over(np.sqrt(u0 * u0 + v0 * v0)), g1 * _over(np.sqrt(u1 * u1 + v1 * v1))
-                f2, f3 = g2 * _over(np.sqrt(u2 * u2 + v2 * v2)), g3 * _over(np.sqrt(u3 * u3 + v3 * v3))
+                f0, f1 = g0 * _over_root(u0 * u0 + v0 * v0), g1 * _over_root(u1 * u1 + v1 * v1)
+                f2, f3 = g2 * _over_root(u2 * u2 + v2 * v2), g3 * _over_root(u3 * u3 + v3 * v3)
                 into[k] -= (f0 * u0 + f1 * u1) + (f2 * u2 + f3 * u3)
                 into[half + k] -= (f0 * v0 + f1 * v1) + (f2 * v2 + f3 * v3)
         else:
@@ -234,7 +241,7 @@ def _pull_one(model: int, x: Array, y: Array, g: Any, into: Array) -> None:
     elif model == ROTATION:
         for k in range(half):
             u, v = x[k] - y[k], x[half + k] - y[half + k]
-            f = g * _over(np.sqrt(u * u + v * v))
+            f = g * _over_root(u * u + v * v)
             into[k] -= f * u
             into[half + k] -= f * v
     else:
@@ -243,8 +250,8 @@ def _pull_one(model: int, x: Array, y: Array, g: Any, into: Array) -> None:
 
 
 @jit
-def _length2(model: int, x: Array, y: Array, compared: Any) -> Any:
-    """The square of the length of d score / d y; of L2 times the distance, since each g is already over it."""
+def _length2(model: int, x: Array, y: Array, g: Any, compared: Any) -> Any:
+    """The square of the length of g x d score / d y; of L2 each g is already over the distance."""
     width = len(x)
     half = width // 2
     total = np.float32(0)
@@ -252,15 +259,15 @@ def _length2(model: int, x: Array, y: Array, compared: Any) -> Any:
         for k in range(width):
             total += np.float32(1) if x[k] != y[k] else np.float32(0)
     elif model == L2:
-        total = compared * compared
+        return (g * compared) * (g * compared)
     elif model == ROTATION:
         for k in range(half):
             u, v = x[k] - y[k], x[half + k] - y[half + k]
-            total += np.float32(1) if u * u + v * v > 0 else np.float32(0)
+            total += np.float32(1) if u * u + v * v > TINY else np.float32(0)
     else:
         for k in range(width):
             total += x[k] * x[k]
-    return total
+    return g * g * total
 
 
 @jit
@@ -415,8 +422,8 @@ def _scale(x: Array, factor: Any) -> None:
 
 @jit
 def _within(factor: Any, long: Any, most: Any) -> Any:
-    """The factor, or less, if a row as long as that would still be longer than `most`; 0: there is no limit."""
-    return factor * (most / (long * factor)) if most > 0 and long * factor > most else factor
+    """The factor, or less, if a row as long as that would still be longer than `most`; below 0: there is no limit."""
+    return factor * (most / (long * factor)) if most >= 0 and long * factor > most else factor
 
 
 @jit
@@ -491,7 +498,7 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
                     g[i] = 0
                 if g[i] != 0:
                     many = np.float32(1) if asked.pooled else np.float32(times[rows[i]])
-                    square += many * g[i] * g[i] * _length2(n.model, q, entity[rows[i]], compared[i])
+                    square += many * _length2(n.model, q, entity[rows[i]], g[i], compared[i])
         _back(n.model, turn, n.phase, entity[k], relation[r], cos, sin, gq, gk, gr)
 
         if clipped:
@@ -508,7 +515,7 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
             norm = np.sqrt(square + of_k + of_a + _square(gr))
             found.norm[b] = norm
             clip = limits.clip[party]
-            factor = clip / norm if norm > clip else np.float32(1)
+            factor = np.float32(1) if norm <= clip else clip / norm
             if not norm < np.inf:  # nor if it is NaN
                 factor = np.float32(0)
             _scale(gr, factor)
@@ -516,9 +523,9 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
             _scale(ga, _within(factor, np.sqrt(of_a), limits.row_clip))
             for i in range(count):
                 fits = factor
-                if limits.row_clip > 0 and g[i] != 0:
+                if limits.row_clip >= 0 and g[i] != 0:
                     many = np.float32(1) if asked.pooled else np.float32(times[rows[i]])
-                    long = np.sqrt(_length2(n.model, q, entity[rows[i]], compared[i])) * abs(g[i]) * many
+                    long = np.sqrt(_length2(n.model, q, entity[rows[i]], g[i], compared[i])) * many
                     fits = _within(factor, long, limits.row_clip)
                 g[i] = g[i] * fits if fits != 0 else np.float32(0)
             if not asked.pooled:
@@ -640,7 +647,9 @@ class Numba(Fused):
 
 def limits_of(rule: Rule) -> Limits:
     if not isinstance(rule, Clipped):
-        return Limits(np.zeros(0, np.float32), np.zeros(0, np.bool_), np.float32(0), np.float32(1))
+        return Limits(np.zeros(0, np.float32), np.zeros(0, np.bool_), np.float32(-1), np.float32(1))
     mask = np.zeros(0, np.bool_) if rule.row_mask is None else rule.row_mask.contiguous().numpy()
     clip = rule.clip.float().contiguous().numpy()
-    return Limits(clip, mask, np.float32(rule.row_clip or 0), np.float32(rule.relation_scale))
+    return Limits(
+        clip, mask, np.float32(-1 if rule.row_clip is None else rule.row_clip), np.float32(rule.relation_scale)
+    )

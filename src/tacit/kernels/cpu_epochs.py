@@ -1,7 +1,7 @@
 """Whole epochs on the CPU: draws, gradients, secret noise and Adam in numba, none of it in Python.
 
-A step has two parts, on all threads: examples with their draws; then rows, each of which collects its gradient, gets
-its noise, and moves. Only between the two do threads wait for each other.
+A step has two parts, on all threads: examples with their draws; then rows, each of which collects its gradient and
+moves. Only between the two do threads wait for each other. Noise, where there is any, is what gradients begin with.
 """
 
 from __future__ import annotations
@@ -221,29 +221,38 @@ def _chacha(key: Array, block: int, step: int, whose: int, x: Array, begin: Arra
 
 
 @jit
-def _minus_log(u: Any) -> Any:
-    """-log of 0 < u <= 1 in float32, to some 1e-7."""
-    bits = np.float32(u).view(np.int32)
-    power = np.float32((bits >> np.int32(23)) - 127)
-    m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
-    if m > np.float32(1.41421356):
-        m, power = m * np.float32(0.5), power + np.float32(1)
-    y = (m - np.float32(1)) / (m + np.float32(1))
+def _minus_log(first: Any, second: Any) -> Any:
+    """-log of a uniform number of 64 bits, in float32 and to some 1e-7 of itself, however close to 0 that is."""
+    y, power = np.float32(0), np.float32(0)
+    if first >= np.uint32(0x80000000):  # near 1: by how much it is less
+        less = np.float32(np.uint32(0xFFFFFFFF) - first) * np.float32(2.0**-32)
+        less += (np.float32(np.uint32(0xFFFFFFFF) - second) + np.float32(0.5)) * np.float32(2.0**-64)
+        y = less / (np.float32(2) - less)
+    else:
+        u = np.float32(first) * np.float32(2.0**-32) + (np.float32(second) + np.float32(0.5)) * np.float32(2.0**-64)
+        bits = np.float32(u).view(np.int32)
+        power = np.float32((bits >> np.int32(23)) - 127)
+        m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
+        if m > np.float32(1.41421356):
+            m, power = m * np.float32(0.5), power + np.float32(1)
+        y = (np.float32(1) - m) / (m + np.float32(1))
     z = y * y
-    p = np.float32(2 / 11)
+    p = np.float32(2 / 13)
+    p = p * z + np.float32(2 / 11)
     p = p * z + np.float32(2 / 9)
     p = p * z + np.float32(2 / 7)
     p = p * z + np.float32(2 / 5)
     p = p * z + np.float32(2 / 3)
     p = p * z + np.float32(2)
-    return -(power * np.float32(0.69314718) + p * y)
+    return p * y - power * np.float32(0.69314718)
 
 
 @jit
 def _turned(part: Any) -> tuple[Any, Any]:
-    """The cosine and sine of part / 2**24 of a full turn: by quarters, then by their series."""
-    quarter = (part + 0x200000) >> 22
-    x = np.float32(part - (quarter << 22)) * np.float32(2 * np.pi / 2**24)
+    """The cosine and sine of part / 2**32 of a full turn: by quarters, then by their series."""
+    moved = np.uint32(part + np.uint32(0x20000000))
+    quarter = moved >> np.uint32(30)
+    x = np.float32(np.int32(moved & np.uint32(0x3FFFFFFF)) - np.int32(0x20000000)) * np.float32(2 * np.pi / 2**32)
     z = x * x
     sin = np.float32(2.7557319e-6)
     sin = sin * z - np.float32(1.9841270e-4)
@@ -255,17 +264,20 @@ def _turned(part: Any) -> tuple[Any, Any]:
     cos = cos * z + np.float32(4.1666667e-2)
     cos = cos * z - np.float32(0.5)
     cos = cos * z + np.float32(1)
-    odd, back = quarter & 1, quarter & 2
+    odd, back = (quarter & np.uint32(1)) != 0, (quarter & np.uint32(2)) != 0
     a, b = (-sin, cos) if odd else (cos, sin)
     return (-a, -b) if back else (a, b)
 
 
 @jit
-def _add_noise(n: int, first: int, last: int, m: Move, w: World) -> None:
-    """Add noise to the gradients of rows first to last, of those parties that take step n."""
+def _add_noise(first: int, last: int, n: int, m: Move, w: World) -> None:
+    """Add noise to the gradients of rows first to last, of those parties that take step n.
+
+    A function of its own, so that it is compiled only where there is noise.
+    """
     width = m.gradient.shape[1]
     x, begin = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
-    z = np.empty((LANES, 16), np.float32)
+    z = np.empty((LANES, 8), np.float32)
     row = first
     while row < last:
         party = m.owner[row]
@@ -274,20 +286,16 @@ def _add_noise(n: int, first: int, last: int, m: Move, w: World) -> None:
             flat = m.gradient[row:end].reshape(-1)
             low = (row - m.start[party]) * width
             high = low + len(flat)
-            for base in range(low // 16, (high + 15) // 16, LANES):
+            for base in range(low // 8, (high + 7) // 8, LANES):
                 _chacha(m.key, base, w.taken[party] + n, w.numbers[party] | m.purpose, x, begin)
-                for pair in range(8):
+                for pair in range(4):
                     for i in range(LANES):
-                        fine = np.float32(x[2 * pair + 1, i] >> np.uint32(24))
-                        u = np.float32(x[2 * pair, i]) * np.float32(2.0**-32)
-                        u += (fine + np.float32(0.5)) * np.float32(2.0**-40)
-                        radius = np.sqrt(np.float32(2) * _minus_log(min(u, np.float32(1)))) * m.deviation[party]
-                        cos, sin = _turned(np.int32(x[2 * pair + 1, i] & np.uint32(0xFFFFFF)))
+                        radius = np.sqrt(np.float32(2) * _minus_log(x[4 * pair, i], x[4 * pair + 1, i]))
+                        cos, sin = _turned(x[4 * pair + 2, i])
                         z[i, 2 * pair], z[i, 2 * pair + 1] = radius * cos, radius * sin
-                begin_at, end_at = max(low, base * 16), min(high, (base + LANES) * 16)
                 numbers = z.reshape(-1)
-                for at in range(begin_at, end_at):
-                    flat[at - low] += numbers[at - base * 16]
+                for at in range(max(low, base * 8), min(high, (base + LANES) * 8)):
+                    flat[at - low] += m.deviation[party] * numbers[at - base * 8]
         row = end
 
 
@@ -327,8 +335,6 @@ def _rows(first: int, last: int, n: int, w: World, moves: tuple[Move, Move], mod
         m = moves[0] if which == 0 else moves[1]
         low, high = (first, min(last, entities)) if which == 0 else (max(first, entities) - entities, last - entities)
         if low < high:
-            if len(m.key):
-                _add_noise(n, low, high, m, w)
             if which == 0:
                 _collect(low, high, m.table, model, asked, found, m.gradient)
             else:
@@ -406,10 +412,16 @@ class CpuEpochs(Epochs):
         losses = self.step_losses.numpy()
         work = found.pull.size * entity.shape[1] + entity.size
         arguments = (w, kernel.starts, kernel.priors, tuple(moves), numbers, asked, limits, found, losses)
-        if not number or threads_for(self.size, work) == 1:
+        if self.noise is None and (not number or threads_for(self.size, work) == 1):
             _work(0, 0, 0, 0, number, *arguments)
             return
+        if not number:  # compile, on nothing
+            _work(0, 0, 0, 0, 0, *arguments)
+            _add_noise(0, 0, 0, moves[0], w)
         for n in range(number):
+            if self.noise is not None:
+                for m in moves:
+                    shared_out(len(m.table), m.table.size, _add_noise, n, m, w)
             if self.pooled:
                 _work(0, 0, 1, n, n + 1, *arguments)  # the pool first: no thread may begin without it
             shared_out(self.size, work, _work, 1, n, n + 1, *arguments)

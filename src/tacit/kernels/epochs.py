@@ -56,10 +56,21 @@ class Epochs:
     ):
         """`divisor`: what sums of gradients are divided by; default: the number of a step's triples.
 
-        Noise without a clip protects nothing, and a divisor that counts the triples tells how many there were.
+        Noise without a clip protects nothing, and a divisor that counts the triples tells how many there were. Which
+        triples a step sees, and how many steps there are, follows the party's triples all the same: this alone is no
+        private training.
         """
+        if not self.fits(cohort, examples, kernel):
+            raise TacitError("whole epochs by fused kernels do not cover this training")
         if noise is not None and (not isinstance(rule, Clipped) or divisor is None):
             raise TacitError("noise needs a clip and a divisor that does not depend on the triples")
+        if divisor is not None and not 0 < divisor < float("inf"):
+            raise TacitError(f"the divisor is above 0, not {divisor}")
+        if isinstance(rule, Clipped):
+            if examples.negatives.sides == "both":
+                raise TacitError("both sides of a triple are one unit, and these kernels clip each side by itself")
+            if rule.part != "both" and not kernel.objective.loss.apart:
+                raise TacitError("this loss has no positive and negative part of its own")
         self.cohort, self.examples, self.kernel, device = cohort, examples, kernel, cohort.tables.entity.device
         self.rule, self.noise, self.divisor = rule or Plain(), noise, divisor or 0.0
         negatives, sampling, world, layout = examples.negatives, examples.sampling, examples.world, examples.layout
@@ -139,7 +150,7 @@ class Epochs:
         self.second.copy_((1 - adam.beta2 ** moment.double()).sqrt())
         self.step_losses.zero_()
         number = int(steps.max())
-        self.steps(number)
-        cohort.steps += steps
+        cohort.steps += steps  # before they are taken: if they are interrupted, no noise is ever drawn twice
         cohort.moments += steps
+        self.steps(number)
         return self.step_losses[:number], steps, torch.minimum(size, steps * batch) * self.copies

@@ -25,6 +25,8 @@ from tacit.models import Tables
 Tensor = Any
 L1, L2, PRODUCT, ROTATION, COMPLEX = (tl.constexpr(i) for i in range(5))
 SELF_ADVERSARIAL, LOGISTIC, SOFTMAX, MARGIN = (tl.constexpr(i) for i in range(4))
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+"""Below it the square of a modulus counts as 0, as in `tacit.models.scorer.modulus`."""
 
 
 @triton.jit
@@ -85,7 +87,7 @@ def _along(qx, qy, ex, ey, s, g, MODEL: tl.constexpr):
         dx = qx - ex
         dy = qy - ey
         n2 = dx * dx + dy * dy
-        over = tl.where(n2 > 0, g / tl.sqrt(n2), n2 * 0.0)
+        over = tl.where(n2 > TINY, g / tl.sqrt(n2), n2 * 0.0)
         vx = dx * over
         vy = dy * over
     return vx, vy
@@ -103,7 +105,7 @@ def _length2(qx, qy, ex, ey, s, MODEL: tl.constexpr):
     elif MODEL == L2:
         long = tl.where(s < 0, 1.0, 0.0)
     else:
-        long = tl.sum(tl.where((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey) > 0, 1.0, 0.0), 1)
+        long = tl.sum(tl.where((qx - ex) * (qx - ex) + (qy - ey) * (qy - ey) > TINY, 1.0, 0.0), 1)
     return long
 
 
@@ -178,7 +180,7 @@ def _example(
     SUMMED: tl.constexpr, ONCE: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """One example: its loss, and what it adds to the gradients."""
-    b = tl.program_id(0)
+    b = tl.program_id(0).to(tl.int64)
     weight = tl.load(weights + b)
     if weight != 0:
         EVEN: tl.constexpr = D == DP
@@ -399,7 +401,7 @@ def _example(
             tl.store(norms + b, norm)
             clip = tl.load(clips + party)
             finite = tl.zeros([DP], tl.float32) + norm < float("inf")  # false for NaN too
-            factor = tl.where(norm > clip, clip / norm, 1.0)
+            factor = tl.where(norm <= clip, 1.0, clip / norm)
             fk = factor
             fa = factor
             if ROWS:
@@ -479,7 +481,8 @@ def _pool(entity, g_entity, weights, parties, ids, queries, pulls, batch, N: tl.
         ey = _rows(entity, row[:, None], d[None, :], EW, True, D, EVEN)
     gx = tl.zeros([BN, DP], tl.float32)
     gy = gx
-    for b in range(tl.program_id(1), batch, PARTS):
+    for at_b in range(tl.program_id(1), batch, PARTS):
+        b = at_b + (tl.program_id(1) * 0).to(tl.int64)
         if (tl.load(weights + b) != 0) & (tl.load(parties + b) == party):
             g = tl.load(pulls + b * N + j, mask=j < N, other=0.0)
             qx = _rows(queries, b, d, EW, False, D, EVEN)[None, :]
@@ -487,9 +490,10 @@ def _pool(entity, g_entity, weights, parties, ids, queries, pulls, batch, N: tl.
             if WIDE:
                 qy = _rows(queries, b, d, EW, True, D, EVEN)[None, :]
             vx, vy = _along(qx, qy, ex, ey, _score(qx, qy, ex, ey, 1, MODEL)[:, None], g[:, None], MODEL)
-            gx += vx
+            pulls_at = g[:, None] != 0  # a pull of 0 is nothing at all, even of what is not finite
+            gx += tl.where(pulls_at, vx, 0.0)
             if WIDE:
-                gy += vy
+                gy += tl.where(pulls_at, vy, 0.0)
     write = there[:, None] & (d < D)[None, :]
     at = g_entity + row[:, None] * EW + d[None, :]
     tl.atomic_add(at, gx, mask=write, sem="relaxed")

@@ -32,7 +32,7 @@ def _tally(score, e, in_e, target, value, slack):
 @triton.jit
 def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, q_wide, e_wide,
                KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr,
-               TILES_: tl.constexpr):  # fmt: skip
+               TILES_: tl.constexpr, BIG: tl.constexpr):  # fmt: skip
     """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e),
     with zeros up to the end of the last tile, so that nothing has to be masked in the inner loop.
 
@@ -44,6 +44,11 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
     target = tl.load(targets + q, mask=in_q, other=-1)
     value = tl.load(values + q, mask=in_q, other=0.0)
     slack = tl.load(slacks + q, mask=in_q, other=0.0)
+    next_q = q_wide
+    next_e = e_wide
+    if BIG:  # offsets beyond 32 bits
+        next_q = (tl.program_id(0) * 0 + q_wide).to(tl.int64)
+        next_e = (tl.program_id(0) * 0 + e_wide).to(tl.int64)
     all_better = tl.zeros([BQ], tl.int32)
     all_close = tl.zeros([BQ], tl.int32)
     for tile in range(TILES_):
@@ -51,15 +56,15 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
         in_e = e < e_total
         total = tl.zeros([BQ, BE], tl.float32)
         for d in range(D):
-            x = tl.load(queries + d * q_wide + q)[:, None]
-            y = tl.load(entities + d * e_wide + e)[None, :]
+            x = tl.load(queries + d * next_q + q)[:, None]
+            y = tl.load(entities + d * next_e + e)[None, :]
             if KIND == L1:
                 total += tl.abs(x - y)
             elif KIND == L2:
                 total += (x - y) * (x - y)
             else:
-                u = tl.load(queries + (d + D) * q_wide + q)[:, None]
-                v = tl.load(entities + (d + D) * e_wide + e)[None, :]
+                u = tl.load(queries + (d + D) * next_q + q)[:, None]
+                v = tl.load(entities + (d + D) * next_e + e)[None, :]
                 total += tl.sqrt((x - y) * (x - y) + (u - v) * (u - v))
         if KIND == L2:
             total = tl.sqrt(total)
@@ -173,8 +178,10 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
         by_column = [torch.nn.functional.pad(t.T, (0, n * size - len(t))).contiguous() for t, n, size in
                      zip((query, entity), grid, (QUERIES, ROWS * TILES), strict=True)]  # fmt: skip
         _distances[grid](
-            *by_column, target, value, slack, better, near, many, entities, by_column[0].shape[1],
-            by_column[1].shape[1], KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES, num_warps=WARPS,
+            *by_column, target, value, slack, better, near, many, entities,
+            *(table.shape[1] for table in by_column),
+            KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES,
+            BIG=max(table.numel() for table in by_column) >= 1 << 31, num_warps=WARPS,
         )  # fmt: skip
         asked, stretch = near.nonzero(as_tuple=True)
         if len(asked):

@@ -197,17 +197,27 @@ def _quarter(a, b, c, d):
 
 
 @triton.jit
-def _two_normals(first, second):
-    """Two standard normals from two words, as `tacit.draws.Secret.normal`."""
-    u = first.to(tl.float32) * 2.3283064365386963e-10 + ((second >> 24).to(tl.float32) + 0.5) * 9.094947017729282e-13
-    radius = tl.sqrt(-2.0 * tl.log(tl.minimum(u, 1.0)))
-    angle = (second & 0xFFFFFF).to(tl.float32) * 3.7450702829239286e-07
-    return radius * tl.cos(angle), radius * tl.sin(angle)
+def _two_normals(first, second, third):
+    """Two standard normals from three words, as `tacit.draws.Secret.normal`."""
+    u = first.to(tl.float32) * 2.0**-32 + (second.to(tl.float32) + 0.5) * 2.0**-64
+    less = (first ^ 0xFFFFFFFF).to(tl.float32) * 2.0**-32 + ((second ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-64
+    y = less / (2.0 - less)  # near 1 by the series of the inverse hyperbolic tangent: a logarithm would lose digits
+    z = y * y
+    series = 2.0 + z * (2 / 3 + z * (2 / 5 + z * (2 / 7 + z * (2 / 9 + z * (2 / 11 + z * (2 / 13))))))
+    radius = tl.sqrt(2.0 * tl.where(first >= 0x80000000, y * series, tl.maximum(-tl.log(u), 0.0)))
+    moved = third + 0x20000000
+    quarter = moved >> 30
+    x = ((moved & 0x3FFFFFFF).to(tl.int32) - 0x20000000).to(tl.float32) * 1.4629180792671596e-09
+    cos = tl.cos(x)
+    sin = tl.sin(x)
+    odd = (quarter & 1) != 0
+    turn = tl.where((quarter & 2) != 0, -radius, radius)
+    return turn * tl.where(odd, -sin, cos), turn * tl.where(odd, cos, sin)
 
 
 @triton.jit
 def _noise(key, block, step, whose, BLOCKS: tl.constexpr):
-    """(BLOCKS x 16,) standard normals: those of so many blocks of ChaCha20 from `block` on."""
+    """(BLOCKS x 8,) standard normals: those of so many blocks of ChaCha20 from `block` on."""
     at = block + tl.arange(0, BLOCKS).to(tl.int64)
     zero = (at * 0).to(tl.uint32)
     s0 = zero + C0
@@ -237,18 +247,14 @@ def _noise(key, block, step, whose, BLOCKS: tl.constexpr):
         x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
         x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
         x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-    z0, z1 = _two_normals(x0 + s0, x1 + s1)
-    z2, z3 = _two_normals(x2 + s2, x3 + s3)
-    z4, z5 = _two_normals(x4 + s4, x5 + s5)
-    z6, z7 = _two_normals(x6 + s6, x7 + s7)
-    z8, z9 = _two_normals(x8 + s8, x9 + s9)
-    z10, z11 = _two_normals(x10 + s10, x11 + s11)
-    z12, z13 = _two_normals(x12 + s12, x13 + s13)
-    z14, z15 = _two_normals(x14 + s14, x15 + s15)
-    # Word by word into one row for each block: of a word's number, the first join is the highest bit.
-    even = tl.join(tl.join(tl.join(z0, z8), tl.join(z4, z12)), tl.join(tl.join(z2, z10), tl.join(z6, z14)))
-    odd = tl.join(tl.join(tl.join(z1, z9), tl.join(z5, z13)), tl.join(tl.join(z3, z11), tl.join(z7, z15)))
-    return tl.reshape(tl.join(even, odd), (BLOCKS * 16,))
+    z0, z1 = _two_normals(x0 + s0, x1 + s1, x2 + s2)
+    z2, z3 = _two_normals(x4 + s4, x5 + s5, x6 + s6)
+    z4, z5 = _two_normals(x8 + s8, x9 + s9, x10 + s10)
+    z6, z7 = _two_normals(x12 + s12, x13 + s13, x14 + s14)
+    # Number by number into one row for each block: of a number's place, the first join is the highest bit.
+    even = tl.join(tl.join(z0, z4), tl.join(z2, z6))
+    odd = tl.join(tl.join(z1, z5), tl.join(z3, z7))
+    return tl.reshape(tl.join(even, odd), (BLOCKS * 8,))
 
 
 @triton.jit
@@ -261,7 +267,7 @@ def _rows_move(
     i = begin + local
     g = tl.load(gradient + i, mask=there, other=0.0)
     if NOISE:
-        g += tl.load(deviations + party) * _noise(key, block, step, whose, BLOCK // 16)
+        g += tl.load(deviations + party) * _noise(key, block, step, whose, BLOCK // 8)
     g = g / divisor
     live = there & (local * 0 + active > 0)
     m = beta1 * tl.load(mean + i, mask=live, other=0.0) + (1.0 - beta1) * g
@@ -297,7 +303,7 @@ def _move(
         _rows_move(
             entity, g_entity, mean_entity, square_entity, start * EW, local,
             (tl.load(entity_starts + party + 1) - start) * EW, party, number, ahead, active, over, first, second, rate,
-            beta1, beta2, eps, parties, key, deviations, step, whose | FOR_ENTITY, piece.to(tl.int64) * (BLOCK // 16),
+            beta1, beta2, eps, parties, key, deviations, step, whose | FOR_ENTITY, piece.to(tl.int64) * (BLOCK // 8),
             NOISE, BLOCK)  # fmt: skip
     else:
         piece = piece - entity_blocks
@@ -307,7 +313,7 @@ def _move(
             relation, g_relation, mean_relation, square_relation, start * RW, local,
             (tl.load(relation_starts + party + 1) - start) * RW, party, number, ahead, active, over * relation_scale,
             first, second, rate, beta1, beta2, eps, parties, key, deviations, step, whose | FOR_RELATION,
-            piece.to(tl.int64) * (BLOCK // 16), NOISE, BLOCK)  # fmt: skip
+            piece.to(tl.int64) * (BLOCK // 8), NOISE, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -317,7 +323,7 @@ def _advance(number, steps):
 
 CHAIN, CANDIDATES = 32, 1 << 23
 """The most steps that one CUDA graph holds, and the most candidates: what is left over at an epoch's end is idle."""
-BLOCK, NOISY_BLOCK = 1024, 2048
+BLOCK = 1024
 
 
 class GpuEpochs(Epochs):
@@ -390,12 +396,11 @@ class GpuEpochs(Epochs):
         )  # fmt: skip
         scale = self.rule.relation_scale if isinstance(self.rule, Clipped) else 1.0
         noisy = self.noise is not None
-        block = NOISY_BLOCK if noisy else BLOCK
         layout, tables, gradients = cohort.layout, cohort.tables, cohort.gradients.tables
         mean, square = cohort.memory
         widths = tables.entity.shape[1], tables.relation.shape[1]
         blocks = [
-            triton.cdiv(max(n) * w, block) for n, w in zip((layout.entities, layout.relations), widths, strict=True)
+            triton.cdiv(max(n) * w, BLOCK) for n, w in zip((layout.entities, layout.relations), widths, strict=True)
         ]
         _move[(sum(blocks), self.parties)](
             tables.entity, gradients.entity, mean.entity, square.entity, self.starts[0], tables.relation,
@@ -403,7 +408,7 @@ class GpuEpochs(Epochs):
             self.most, self.examples.world.numbers, self.number, ahead, self.first, self.second,
             self.examples.sampling.batch, adam.learning_rate, adam.beta1, adam.beta2, adam.eps, self.parties, self.key,
             self.deviation, self.divisor, scale, blocks[0],
-            EW=widths[0], RW=widths[1], NOISE=noisy, BLOCK=block, FOR_ENTITY=int(Purpose.NOISE_ENTITY) << 20,
+            EW=widths[0], RW=widths[1], NOISE=noisy, BLOCK=BLOCK, FOR_ENTITY=int(Purpose.NOISE_ENTITY) << 20,
             FOR_RELATION=int(Purpose.NOISE_RELATION) << 20, num_warps=4,
         )  # fmt: skip
 

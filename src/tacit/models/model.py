@@ -16,6 +16,8 @@ from tacit.models.scorer import DistanceScorer, Scorer, compare, compare_all
 from tacit.models.tables import Prior, Tables, popularity
 
 Tensor = Any
+UNDERFLOW = 1e-18
+"""Squares and products of numbers below it may vanish, here or there."""
 PIECE, NUMBERS = 1024, 1 << 22
 """How many queries are made at once where there are shared weights, and how many numbers are gathered where not."""
 
@@ -132,9 +134,9 @@ class Queries:
         # A sum of n terms, in whatever order, is off by at most n / 2 x eps x the sum of their sizes (Higham 2002,
         # section 4.2); here two sums are compared, and each term is rounded as well.
         if scorer.geometry == "product":
-            return (width + 8) * eps * length * self.longest
+            return (width + 8) * eps * length * self.longest + width * UNDERFLOW
         gamma = getattr(scorer, "gamma", 0.0)
-        return eps * (1.1 * (width + 8) * (gamma - score).abs() + 2 * gamma)
+        return eps * (1.1 * (width + 8) * (gamma - score).abs() + 2 * gamma) + width * UNDERFLOW
 
     def block(self, index: Tensor, candidates: slice) -> tuple[Tensor, Tensor]:
         """Scores of some queries with a range of entities, (q, c), and (q, 1) how far they may be from `pairs`."""
