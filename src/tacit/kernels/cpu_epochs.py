@@ -222,20 +222,20 @@ def _chacha(key: Array, block: int, step: int, whose: int, x: Array, begin: Arra
 
 @jit
 def _minus_log(first: Any, second: Any) -> Any:
-    """-log of a uniform number of 64 bits, in float32 and to some 1e-7 of itself, however close to 0 that is."""
-    y, power = np.float32(0), np.float32(0)
-    if first >= np.uint32(0x80000000):  # near 1: by how much it is less
-        less = np.float32(np.uint32(0xFFFFFFFF) - first) * np.float32(2.0**-32)
-        less += (np.float32(np.uint32(0xFFFFFFFF) - second) + np.float32(0.5)) * np.float32(2.0**-64)
-        y = less / (np.float32(2) - less)
-    else:
-        u = np.float32(first) * np.float32(2.0**-32) + (np.float32(second) + np.float32(0.5)) * np.float32(2.0**-64)
-        bits = np.float32(u).view(np.int32)
-        power = np.float32((bits >> np.int32(23)) - 127)
-        m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
-        if m > np.float32(1.41421356):
-            m, power = m * np.float32(0.5), power + np.float32(1)
-        y = (np.float32(1) - m) / (m + np.float32(1))
+    """-log of a uniform number of 64 bits, in float32 and to some 1e-7 of itself, however close to 0 that is.
+
+    A number in the lower half is 2**power x m; of one in the upper half, by how much it is less than 1 says more.
+    """
+    upper = first >= np.uint32(0x80000000)
+    turned = np.uint32(0xFFFFFFFF) if upper else np.uint32(0)
+    u = np.float32(np.uint32(first ^ turned)) * np.float32(2.0**-32)
+    u += (np.float32(np.uint32(second ^ turned)) + np.float32(0.5)) * np.float32(2.0**-64)
+    bits = np.float32(u).view(np.int32)
+    m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
+    half = np.float32(0.5) if m > np.float32(1.41421356) else np.float32(1)
+    m *= half
+    power = np.float32((bits >> np.int32(23)) - 127) + (np.float32(1) if half < np.float32(1) else np.float32(0))
+    y = (u if upper else np.float32(1) - m) / (np.float32(2) - u if upper else np.float32(1) + m)
     z = y * y
     p = np.float32(2 / 13)
     p = p * z + np.float32(2 / 11)
@@ -244,7 +244,7 @@ def _minus_log(first: Any, second: Any) -> Any:
     p = p * z + np.float32(2 / 5)
     p = p * z + np.float32(2 / 3)
     p = p * z + np.float32(2)
-    return p * y - power * np.float32(0.69314718)
+    return p * y - (np.float32(0) if upper else power * np.float32(0.69314718))
 
 
 @jit
