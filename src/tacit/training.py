@@ -20,7 +20,7 @@ import torch
 
 from tacit.cohort import Cohort
 from tacit.errors import BadInput, TacitError, excerpt
-from tacit.evaluation.ranking import NO_METRICS, Metrics, rank
+from tacit.evaluation.ranking import NO_METRICS, Metrics, Questions, rank
 from tacit.examples import Examples
 from tacit.graph import Graph, SplitName
 from tacit.kernels import Objective, Plain, kernel_for
@@ -125,6 +125,7 @@ class Fit:
         )
         self.epochs: Any = None
         self._prepared = False
+        self._asked: dict[tuple[int, str], Questions] = {}
         self.best = tables.like(torch.clone)
         parties = len(graphs)
         self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
@@ -215,8 +216,17 @@ class Fit:
 
     def evaluate(self, split: SplitName, *, best: bool = True) -> list[Metrics]:
         """Each party's link prediction among its own entities; a party without such triples has a count of 0."""
-        return [evaluated(self.model(party, best=best), graph, split, self.settings)
-                for party, graph in enumerate(self.graphs)]  # fmt: skip
+        return [self._evaluated(party, split, best=best) for party in range(len(self.graphs))]
+
+    def _evaluated(self, party: int, split: SplitName, *, best: bool) -> Metrics:
+        """The index of true answers is made once for a party and a split, and kept."""
+        place = (party, split)
+        if place not in self._asked:
+            graph = self.graphs[party]
+            self._asked[place] = Questions(graph.splits[split].triples, graph.statements.triples)
+        wanted = self.settings.evaluation
+        ranks = rank(self.model(party, best=best), self._asked[place], sides=wanted.sides, memory_mb=wanted.memory_mb)
+        return ranks.metrics(wanted.ties)
 
     def validate(self, which: np.ndarray | None = None) -> list[Metrics]:
         """Rank the validation triples; keep what is better than ever before, and stop who has waited long enough.
@@ -226,7 +236,7 @@ class Fit:
         """
         epochs, found = self.cohort.epochs.cpu().numpy(), [NO_METRICS] * len(self.graphs)
         for party in np.flatnonzero(~self.finished if which is None else which & ~self.finished).tolist():
-            metrics = evaluated(self.model(party, best=False), self.graphs[party], "valid", self.settings)
+            metrics = self._evaluated(party, "valid", best=False)
             found[party] = metrics
             if metrics.count and not metrics.mrr > self.best_mrr[party]:
                 self.waited[party] += 1

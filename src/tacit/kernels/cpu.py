@@ -286,9 +286,8 @@ def _exp(x: Any) -> Any:
 
 
 @jit
-def _log1p(x: Any) -> Any:
-    """log(1 + x) of 0 <= x <= 1, by the series of the inverse hyperbolic tangent."""
-    y = x / (np.float32(2) + x)
+def _twice_artanh(y: Any) -> Any:
+    """log((1 + y) / (1 - y)) of |y| <= 1/3, by its series, to the last digit or two."""
     z = y * y
     p = np.float32(2 / 13)
     p = p * z + np.float32(2 / 11)
@@ -298,6 +297,12 @@ def _log1p(x: Any) -> Any:
     p = p * z + np.float32(2 / 3)
     p = p * z + np.float32(2)
     return p * y
+
+
+@jit
+def _log1p(x: Any) -> Any:
+    """log(1 + x) of 0 <= x <= 1."""
+    return _twice_artanh(x / (np.float32(2) + x))
 
 
 @jit

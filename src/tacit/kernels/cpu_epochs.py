@@ -21,6 +21,7 @@ from tacit.kernels.cpu import (
     _collect,
     _collect_relations,
     _examples,
+    _twice_artanh,
     jit,
     limits_of,
     shared_out,
@@ -236,15 +237,7 @@ def _minus_log(first: Any, second: Any) -> Any:
     m *= half
     power = np.float32((bits >> np.int32(23)) - 127) + (np.float32(1) if half < np.float32(1) else np.float32(0))
     y = (u if upper else np.float32(1) - m) / (np.float32(2) - u if upper else np.float32(1) + m)
-    z = y * y
-    p = np.float32(2 / 13)
-    p = p * z + np.float32(2 / 11)
-    p = p * z + np.float32(2 / 9)
-    p = p * z + np.float32(2 / 7)
-    p = p * z + np.float32(2 / 5)
-    p = p * z + np.float32(2 / 3)
-    p = p * z + np.float32(2)
-    return p * y - (np.float32(0) if upper else power * np.float32(0.69314718))
+    return _twice_artanh(y) - (np.float32(0) if upper else power * np.float32(0.69314718))
 
 
 @jit

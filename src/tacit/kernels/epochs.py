@@ -118,6 +118,7 @@ class Epochs:
             and kernel.covers()
             and drawn
             and type(cohort.optimizer) is Adam
+            and cohort.tables.entity.dtype == torch.float32
             and not (sampling.subsampling or sampling.dropout or examples.queries)
             and not getattr(cohort.scorer, "unit_entities", False)
             and int(examples.steps_per_epoch().max()) < 1 << 31

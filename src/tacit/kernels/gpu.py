@@ -110,6 +110,59 @@ def _length2(qx, qy, ex, ey, s, MODEL: tl.constexpr):
 
 
 @triton.jit
+def _ask(entity, relation, k, r, d, phase, turn, D: tl.constexpr, EW: tl.constexpr, RW: tl.constexpr,
+         WIDE: tl.constexpr, MODEL: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """A known row, a relation and the query they make; of complex factors also their two parts."""
+    kx = _rows(entity, k, d, EW, False, D, EVEN)
+    rx = _rows(relation, r, d, RW, False, D, EVEN)
+    ky = kx
+    cx = rx
+    cy = rx
+    qy = kx
+    if WIDE:
+        ky = _rows(entity, k, d, EW, True, D, EVEN)
+        if MODEL == ROTATION:
+            angle = rx * phase * turn
+            cx = tl.where(d < D, tl.cos(angle), 0.0)
+            cy = tl.sin(angle)
+        else:
+            cy = _rows(relation, r, d, RW, True, D, EVEN) * turn
+        qx = kx * cx - ky * cy
+        qy = kx * cy + ky * cx
+    elif MODEL == PRODUCT:
+        qx = kx * rx
+    else:
+        qx = kx + turn * rx
+    return kx, ky, rx, cx, cy, qx, qy
+
+
+@triton.jit
+def _back(kx, ky, rx, cx, cy, gqx, gqy, phase, turn, WIDE: tl.constexpr, MODEL: tl.constexpr):
+    """From the gradient of the query to those of its known row and its relation."""
+    gky = gqy
+    if WIDE:
+        gkx = gqx * cx + gqy * cy
+        gky = gqy * cx - gqx * cy
+        gcx = gqx * kx + gqy * ky
+        gcy = gqy * kx - gqx * ky
+        if MODEL == ROTATION:
+            grx = (gcy * cx - gcx * cy) * phase * turn
+            gry = grx
+        else:
+            grx = gcx
+            gry = gcy * turn
+    elif MODEL == PRODUCT:
+        gkx = gqx * rx
+        grx = gqx * kx
+        gry = grx
+    else:
+        gkx = gqx
+        grx = gqx * turn
+        gry = grx
+    return gkx, gky, grx, gry
+
+
+@triton.jit
 def _softplus(x):
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
@@ -198,29 +251,11 @@ def _example(
         a = tl.where(ask != 0, h, t)
         turn = tl.where(ask != 0, -1.0, 1.0)
         start = tl.load(starts + party)
-        kx = _rows(entity, k, d, EW, False, D, EVEN)
-        rx = _rows(relation, r, d, RW, False, D, EVEN)
+        kx, ky, rx, cx, cy, qx, qy = _ask(entity, relation, k, r, d, phase, turn, D, EW, RW, WIDE, MODEL, EVEN)
         ax = _rows(entity, a, d, EW, False, D, EVEN)
-        ky = kx
         ay = ax
-        cx = rx
-        cy = rx
-        qy = kx
         if WIDE:
-            ky = _rows(entity, k, d, EW, True, D, EVEN)
             ay = _rows(entity, a, d, EW, True, D, EVEN)
-            if MODEL == ROTATION:
-                angle = rx * phase * turn
-                cx = tl.where(in_d, tl.cos(angle), 0.0)
-                cy = tl.sin(angle)
-            else:
-                cy = _rows(relation, r, d, RW, True, D, EVEN) * turn
-            qx = kx * cx - ky * cy
-            qy = kx * cy + ky * cx
-        elif MODEL == PRODUCT:
-            qx = kx * rx
-        else:
-            qx = kx + turn * rx
         if POOL:
             tl.store(queries + b * EW + d, qx, mask=in_d)
             if WIDE:
@@ -353,26 +388,9 @@ def _example(
                 gqx -= px
                 gqy -= py
 
-        # From the query to the known entity and the relation.
-        if WIDE:
-            gkx += gqx * cx + gqy * cy
-            gky += gqy * cx - gqx * cy
-            gcx = gqx * kx + gqy * ky
-            gcy = gqy * kx - gqx * ky
-            if MODEL == ROTATION:
-                grx = (gcy * cx - gcx * cy) * phase * turn
-                gry = grx
-            else:
-                grx = gcx
-                gry = gcy * turn
-        elif MODEL == PRODUCT:
-            gkx += gqx * rx
-            grx = gqx * kx
-            gry = grx
-        else:
-            gkx += gqx
-            grx = gqx * turn
-            gry = grx
+        dkx, dky, grx, gry = _back(kx, ky, rx, cx, cy, gqx, gqy, phase, turn, WIDE, MODEL)
+        gkx += dkx
+        gky += dky
         loop = h == t
         if CLIPPED:
             grx = grx * relation_scale
