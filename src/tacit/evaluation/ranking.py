@@ -148,20 +148,38 @@ class Questions:
         self.triples = np.asarray(triples, np.int64).reshape(-1, 3)
         facts = known if isinstance(known, np.ndarray) else np.concatenate([np.zeros((0, 3), np.int64), *known])
         self.facts = _distinct(np.asarray(facts, np.int64).reshape(-1, 3))
-        self.beyond = self.facts.max(axis=0, initial=-1) + 1
-        self._sides: dict[tuple[bool, str], Known] = {}
+        both = (self.triples, self.facts)
+        self.least = [array.min(initial=0) for array in both]
+        self.beyond = [array.max(axis=0, initial=-1) + 1 for array in both]
+        self._ids: dict[str, Tensor] = {}
+        self._known: dict[tuple[tuple[bool, ...], str], Known] = {}
 
-    def known(self, asks_head: bool, device: Any) -> Known:
-        """All true answers of each query, the one that is asked for among them."""
-        place = (asks_head, str(device))
-        if place not in self._sides:
-            self._sides[place] = Known(*(torch.from_numpy(array).to(device) for array in self._side(asks_head)))
-        return self._sides[place]
+    def ids(self, device: Any) -> Tensor:
+        """The triples that are asked for, on a device."""
+        if str(device) not in self._ids:
+            self._ids[str(device)] = torch.from_numpy(self.triples).to(device)
+        return self._ids[str(device)]
 
-    def pairs(self, asks_head: bool, most: int, device: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def targets(self, sides: Sequence[bool], device: Any) -> Tensor:
+        """The answers that are asked for, of one side after the other; a side says whether heads are."""
+        return torch.cat([self.ids(device)[:, 0 if asks_head else 2] for asks_head in sides])
+
+    def known(self, sides: Sequence[bool], device: Any) -> Known:
+        """All true answers of each query, the one that is asked for among them, of one side after the other."""
+        place = (tuple(sides), str(device))
+        if place not in self._known:
+            parts, before = [], 0
+            for first, last, answers, others in map(self._side, sides):
+                parts.append((first + before, last + before, answers, others))
+                before += len(answers)
+            columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+            self._known[place] = Known(*(torch.from_numpy(column).to(device) for column in columns))
+        return self._known[place]
+
+    def pairs(self, sides: Sequence[bool], most: int, device: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """(query, entity) for every other true answer of every query, about `most` at a time: a hub has very many."""
-        first, last, answers, _ = self.known(asks_head, device)
-        target = torch.from_numpy(self.triples[:, 0 if asks_head else 2]).to(device)
+        first, last, answers, _ = self.known(sides, device)
+        target = self.targets(sides, device)
         many = last - first
         ends, begin = many.cumsum(0), 0
         while begin < len(many):
@@ -217,21 +235,32 @@ def rank(
         raise BadValue(f"sides is tails, heads or both; not {sides!r}")
     if not memory_mb > 0:
         raise BadValue(f"memory_mb is above 0, not {memory_mb}")
-    for name, tensor in model.tables.tensors().items():
-        low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
-        if not bool((low + high).isfinite()):  # NaN is the least and the greatest of all; no copy of a large table
+    tables = {name: tensor for name, tensor in model.tables.tensors().items() if tensor.numel()}
+    # NaN is the least and the greatest of all; no copy of a large table
+    finite = torch.stack([sum(tensor.aminmax()).isfinite() for tensor in tables.values()]).tolist() if tables else []
+    for name, whole in zip(tables, finite, strict=True):
+        if not whole:
             raise TacitError(f"the {name} table holds values that are not finite, and cannot be ranked by")
     asked = triples if isinstance(triples, Questions) else Questions(triples, known)
     limits = np.array([model.entities, model.relations, model.entities])
-    if ((asked.triples < 0) | (asked.triples >= limits)).any():
+    if asked.least[0] < 0 or (asked.beyond[0] > limits).any():
         raise BadValue("a triple that is asked for has an entity or a relation that the model has no row for")
-    if (asked.beyond > limits).any() or (asked.facts < 0).any():
+    if asked.least[1] < 0 or (asked.beyond[1] > limits).any():
         raise BadValue("a known fact has an entity or a relation that the model has no row for")
-    found = []
+    wanted = [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]
     with torch.no_grad(), _full_precision():
-        for asks_head in [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]:
-            allowed = None if typed is None else typed[int(asks_head)]
-            found.append(_rank_side(model, asked, asks_head, memory_mb, allowed))
+        relation, queries = asked.ids(model.tables.entity.device)[:, 1], []
+        for asks_head in wanted:
+            given = asked.targets([not asks_head], relation.device)
+            queries.append(Queries(model, relation, given, asks_head=asks_head))
+        together = Queries.together(queries) if typed is None else None
+        if together is not None:
+            found = [_ranked(model, asked, together, wanted, memory_mb, None)]
+        else:
+            found = [
+                _ranked(model, asked, one, [side], memory_mb, None if typed is None else typed[int(side)])
+                for one, side in zip(queries, wanted, strict=True)
+            ]
     return Ranks(*(np.concatenate([getattr(r, name) for r in found]) for name in Ranks.__dataclass_fields__))
 
 
@@ -246,24 +275,20 @@ def _full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _rank_side(model: Model, asked: Questions, asks_head: bool, memory_mb: float, allowed: Any) -> Ranks:
+def _ranked(
+    model: Model, asked: Questions, queries: Queries, sides: Sequence[bool], memory_mb: float, allowed: Any
+) -> Ranks:
+    """The ranks of these sides' queries, one side after the other."""
     device = model.tables.entity.device
-    column, known_column = (0, 2) if asks_head else (2, 0)
-    ids = torch.from_numpy(asked.triples).to(device)
-    queries = Queries(model, ids[:, 1], ids[:, known_column], asks_head=asks_head)
-    counting = _Counting(model, queries, ids[:, column], ids[:, 1], memory_mb, allowed)
-    left = counting.by_kernel(asked.known(asks_head, device))
+    counting = _Counting(model, queries, asked.targets(sides, device), memory_mb, allowed)
+    left = counting.by_kernel(asked.known(sides, device))
     if len(left):
         counting.everyone(left)
-        for query, candidate in asked.pairs(asks_head, counting.at_once(), device):
+        for query, candidate in asked.pairs(sides, counting.at_once(), device):
             counting.leave_out(query, candidate, left)
-    return Ranks(
-        counting.greater.cpu().numpy(),
-        counting.equal.cpu().numpy(),
-        counting.candidates.cpu().numpy(),
-        asked.triples[:, 1],
-        np.full(len(asked.triples), asks_head),
-    )
+    greater, equal, candidates = torch.stack([counting.greater, counting.equal, counting.candidates]).cpu().numpy()
+    relation, heads = np.tile(asked.triples[:, 1], len(sides)), np.repeat(sides, len(asked.triples))
+    return Ranks(greater, equal, candidates, relation, heads)
 
 
 TOO_LARGE = (
@@ -274,10 +299,9 @@ TOO_LARGE = (
 class _Counting:
     """How many candidates of each query score higher than its true answer, and how many the same."""
 
-    def __init__(
-        self, model: Model, queries: Queries, target: Tensor, relation: Tensor, memory_mb: float, allowed: Any
-    ):
-        self.queries, self.target, self.relation, self.entities = queries, target, relation, model.entities
+    def __init__(self, model: Model, queries: Queries, target: Tensor, memory_mb: float, allowed: Any):
+        self.queries, self.target, self.relation = queries, target, queries.prior_relation
+        self.entities = model.entities
         self.budget = memory_mb * 2**20
         every = torch.arange(len(target), device=target.device)
         self.target_score = torch.cat([self._score(index, target[index]) for index in every.split(self.at_once())] or [
@@ -293,8 +317,8 @@ class _Counting:
             pairs = torch.from_numpy(allowed).to(target.device)
             self.allowed = pairs[pairs[:, 1].argsort(stable=True)]  # by entity: a block of entities is a slice
             self.allowed_keys = (pairs[:, 0] * model.entities + pairs[:, 1]).sort().values
-            self.candidates = torch.bincount(pairs[:, 0], minlength=model.relations)[relation]
-            self.candidates += ~self._is_allowed(relation, target)
+            self.candidates = torch.bincount(pairs[:, 0], minlength=model.relations)[self.relation]
+            self.candidates += ~self._is_allowed(self.relation, target)
 
     def at_once(self) -> int:
         """How many single pairs may be scored at once."""
@@ -317,20 +341,23 @@ class _Counting:
             return left
         assert queries.query is not None
         self.candidates -= known.others
+        value = torch.cat([queries.compared(i, self.target[i]) for i in left.split(self.at_once())])
+        query, target, own = queries.query, self.target, known
         for listed in LISTED:
-            value = torch.cat([queries.compared(i, self.target[i]) for i in left.split(self.at_once())])
-            own = Known(known.first[left], known.last[left], known.answers, known.others[left])
-            counts = counter(str(queries.scorer.geometry), queries.query[left], queries.entity, self.target[left],
-                             value, slack[left], own, listed, self.budget / 2)  # fmt: skip
+            counts = counter(str(queries.scorer.geometry), query, queries.entity, target, value, slack, own, listed,
+                             self.budget / 2)  # fmt: skip
             enough = counts.close <= listed
-            self.greater[left[enough]] += counts.better[enough]
+            self.greater[left] += counts.better * enough
             place = torch.arange(listed, device=left.device)
-            query, column = ((place < counts.close[:, None]) & enough[:, None]).nonzero(as_tuple=True)
-            which = counts.which[query, column]
-            self._settle(left[query], torch.where(which < 0, -1 - which, which), torch.where(which < 0, -1, 1))
-            left = left[~enough]
+            which_query, column = ((place < counts.close[:, None]) & enough[:, None]).nonzero(as_tuple=True)
+            which = counts.which[which_query, column]
+            self._settle(left[which_query], torch.where(which < 0, -1 - which, which), torch.where(which < 0, -1, 1))
+            rest = (~enough).nonzero()[:, 0]
+            left = left[rest]
             if not len(left):
                 break
+            query, target, value, slack = (tensor[rest] for tensor in (query, target, value, slack))
+            own = Known(own.first[rest], own.last[rest], own.answers, own.others[rest])
         self.candidates[left] = self.entities  # they are counted from the beginning
         return left
 

@@ -13,11 +13,11 @@ from tacit.kernels.counting import Counts, Known
 Tensor = Any
 L1, L2, MODULUS, PRODUCT = (tl.constexpr(i) for i in range(4))
 KINDS = {"l1": 0, "l2": 1, "modulus": 2, "product": 3}
-QUERIES, ROWS, TILES, WARPS = 16, 128, 8, 4
+QUERIES, ROWS, TILES, WARPS, REGISTERS = 16, 128, 3, 4, 64
 """A program compares so many queries with TILES times so many rows: the fastest on an H200 of those tried."""
 
-PRODUCTS = 1024
-"""How many products of a query a program looks at in one go."""
+PRODUCTS = 512
+"""How many products of a query a program, which is one warp, looks at in one go."""
 
 
 @triton.jit
@@ -33,15 +33,14 @@ def _tally(score, e, in_e, target, value, slack):
 def _distances(queries, entities, targets, values, slacks, better, close, q_total, e_total, q_wide, e_wide,
                KIND: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr,
                TILES_: tl.constexpr, BIG: tl.constexpr):  # fmt: skip
-    """Some queries with a stretch of rows, both of which lie column by column: queries (width, q), entities (width, e),
+    """Some queries with some tiles of rows, which both lie column by column: queries (width, q), entities (width, e),
     with zeros up to the end of the last tile, so that nothing has to be masked in the inner loop.
 
-    How many of the stretch are close is kept: of a query that has close ones, the stretch is looked at again, and
-    nothing of it is counted here.
+    Whether a tile has rows that are close is kept, (q, tiles): it is looked at again, and none of it is counted here.
     """
     q = tl.program_id(0) * BQ + tl.arange(0, BQ)
     in_q = q < q_total
-    target = tl.load(targets + q, mask=in_q, other=-1)
+    target = tl.load(targets + q, mask=in_q, other=-1).to(tl.int32)  # 32 bits: registers are scarce here
     value = tl.load(values + q, mask=in_q, other=0.0)
     slack = tl.load(slacks + q, mask=in_q, other=0.0)
     next_q = q_wide
@@ -50,9 +49,9 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
         next_q = (tl.program_id(0) * 0 + q_wide).to(tl.int64)
         next_e = (tl.program_id(0) * 0 + e_wide).to(tl.int64)
     all_better = tl.zeros([BQ], tl.int32)
-    all_close = tl.zeros([BQ], tl.int32)
-    for tile in range(TILES_):
-        e = (tl.program_id(1) * TILES_ + tile) * BE + tl.arange(0, BE)
+    for number in range(TILES_):
+        tile = tl.program_id(1) * TILES_ + number
+        e = tile * BE + tl.arange(0, BE)
         in_e = e < e_total
         total = tl.zeros([BQ, BE], tl.float32)
         for d in range(D):
@@ -69,35 +68,32 @@ def _distances(queries, entities, targets, values, slacks, better, close, q_tota
         if KIND == L2:
             total = tl.sqrt(total)
         some_better, some_close = _tally(-total, e, in_e, target, value, slack)
-        all_better += some_better
-        all_close += some_close
-    tl.atomic_add(better + q, all_better, mask=in_q & (all_close == 0), sem="relaxed")
-    tl.store(close + q.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), all_close, mask=in_q)
+        all_better += tl.where(some_close == 0, some_better, 0)
+        at = close + q.to(tl.int64) * (tl.num_programs(1) * TILES_) + tile
+        tl.store(at, (some_close != 0).to(tl.int8), mask=in_q)
+    tl.atomic_add(better + q, all_better, mask=in_q, sem="relaxed")
 
 
 @triton.jit
-def _products(scores, targets, values, slacks, better, listed, which, first, q_total, e_total, BQ: tl.constexpr,
-              BE: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
-    """Some queries with all rows, whose products are given, (q, e): those that are close are listed at once."""
-    local = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    q = local + first
-    in_q = q < q_total
-    target = tl.load(targets + q, mask=in_q, other=-1)
-    value = tl.load(values + q, mask=in_q, other=0.0)
-    slack = tl.load(slacks + q, mask=in_q, other=0.0)
-    count = tl.zeros([BQ], tl.int32)
+def _products(scores, targets, values, slacks, better, listed, which, first, e_total, BE: tl.constexpr,
+              MOST: tl.constexpr):  # fmt: skip
+    """A query with all rows, whose products are given, (q, e): those that are close are listed at once."""
+    q = tl.program_id(0) + first
+    target = tl.load(targets + q).to(tl.int32)
+    value = tl.load(values + q)
+    slack = tl.load(slacks + q)
+    row = scores + tl.program_id(0).to(tl.int64) * e_total
+    count = tl.zeros([BE], tl.int32)
     for begin in range(0, e_total, BE):
         e = begin + tl.arange(0, BE)
-        there = in_q[:, None] & (e < e_total)[None, :] & (e[None, :] != target[:, None])
-        at = scores + local[:, None].to(tl.int64) * e_total + e[None, :]
-        apart = tl.load(at, mask=there, other=float("-inf")) - value[:, None]
-        near = there & (tl.abs(apart) <= slack[:, None])
-        if tl.sum(tl.sum(near.to(tl.int32), 1), 0) > 0:  # mostly not
-            slot = tl.atomic_add(tl.broadcast_to((listed + q)[:, None], near.shape), 1, mask=near, sem="relaxed")
-            entity = tl.broadcast_to(e[None, :], near.shape)
-            tl.store(which + q[:, None].to(tl.int64) * MOST + slot, entity, mask=near & (slot < MOST))
-        count += tl.sum((there & (apart > slack[:, None])).to(tl.int32), 1)
-    tl.store(better + q, count, mask=in_q)
+        there = (e < e_total) & (e != target)
+        apart = tl.load(row + e, mask=there, other=float("-inf")) - value
+        near = there & (tl.abs(apart) <= slack)
+        if tl.max(near.to(tl.int32), 0) > 0:  # mostly not
+            slot = tl.atomic_add(listed + q + tl.zeros([BE], tl.int32), 1, mask=near, sem="relaxed")
+            tl.store(which + q.to(tl.int64) * MOST + slot, e, mask=near & (slot < MOST))
+        count += (there & (apart > slack)).to(tl.int32)
+    tl.store(better + q, tl.sum(count, 0))
 
 
 @triton.jit
@@ -151,8 +147,8 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
           listed: int, memory: float) -> Counts:  # fmt: skip
     """See `tacit.kernels.counting.Counter`. Distances are counted as their negatives: larger is better.
 
-    Of distances, stretches of rows in which nothing is close to the answer are done with once they are counted. The
-    others are looked at again, row by row; these sums may round differently, and `slack` allows for either.
+    Of distances, tiles in which no row is close to the answer are done with once they are counted. The others are
+    looked at again, row by row; these sums may round differently, and `slack` allows for either.
     """
     device, many, entities = query.device, len(query), len(entity)
     better, close = torch.zeros(2, many, dtype=torch.int32, device=device)
@@ -168,13 +164,11 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
         several = max(1, int(memory / (4 * entities)))
         for first in range(0, many, several):
             scores = query[first : first + several] @ entity.T
-            _products[(triton.cdiv(len(scores), 4),)](
-                scores, target, value, slack, better, close, which, first, min(many, first + several), entities,
-                BQ=4, BE=PRODUCTS, MOST=listed, num_warps=4,
-            )  # fmt: skip
+            _products[(len(scores),)](scores, target, value, slack, better, close, which, first, entities,
+                                      BE=PRODUCTS, MOST=listed, num_warps=1)  # fmt: skip
     else:
         grid = (triton.cdiv(many, QUERIES), triton.cdiv(entities, ROWS * TILES))
-        near = torch.zeros(many, grid[1], dtype=torch.int32, device=device)
+        near = torch.empty(many, grid[1] * TILES, dtype=torch.int8, device=device)
         by_column = [torch.nn.functional.pad(t.T, (0, n * size - len(t))).contiguous() for t, n, size in
                      zip((query, entity), grid, (QUERIES, ROWS * TILES), strict=True)]  # fmt: skip
         _distances[grid](
@@ -182,11 +176,12 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
             *(table.shape[1] for table in by_column),
             KIND=kind, D=dim, BQ=QUERIES, BE=ROWS, TILES_=TILES,
             BIG=max(table.numel() for table in by_column) >= 1 << 31, num_warps=WARPS,
+            maxnreg=None if geometry == "modulus" else REGISTERS,
         )  # fmt: skip
-        asked, stretch = near.nonzero(as_tuple=True)
+        asked, tile = near.nonzero(as_tuple=True)
         if len(asked):
-            first = stretch * (ROWS * TILES)
-            last = (first + ROWS * TILES).clamp(max=entities)
+            first = tile * ROWS
+            last = (first + ROWS).clamp(max=entities)
             _look_again[(len(asked),)](*own, asked, first, last, asked, TRUE=False, **shape)
     first, last, answers = (tensor.contiguous() for tensor in known[:3])
     every = torch.arange(many, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -89,6 +91,16 @@ class Queries:
             pieces = torch.arange(len(known), device=known.device).split(size)
             padded = [torch.cat([p, p.new_zeros(size - len(p))]) if self.shared else p for p in pieces]
             self.query = torch.cat([self._query(index) for index in padded])[: len(known)]
+
+    @staticmethod
+    def together(sides: Sequence[Queries]) -> Queries | None:
+        """Tails' and heads' queries as one; None: a score does not follow from query, relation and row alone."""
+        joined = copy(sides[0])
+        if joined.query is None or joined.model.prior is not None:
+            return None
+        for name in ("query", "relation", "prior_relation", "known"):
+            setattr(joined, name, torch.cat([getattr(side, name) for side in sides]))
+        return joined
 
     def _query(self, index: Tensor) -> Tensor:
         row, relation = self.entity[self.known[index]], self.model.tables.relation[self.relation[index]]
