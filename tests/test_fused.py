@@ -199,8 +199,8 @@ def a_graph(seed, entities, count):
     return Graph.from_triples([(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rows])
 
 
-def two_fits(kernel, sides, negatives, reciprocal=False, scorer=None):
-    wanted = Settings.make({"scorer": {"dim": 3} | (scorer or {}), "training": {"batch": 6, "reciprocal": reciprocal},
+def two_fits(kernel, sides, negatives, training=None, scorer=None):
+    wanted = Settings.make({"scorer": {"dim": 3} | (scorer or {}), "training": {"batch": 6} | (training or {}),
                             "negatives": {"count": 6, "sides": sides} | negatives})  # fmt: skip
     graphs = [a_graph(1, 9, 14), a_graph(2, 31, 25)]
     fits = [Fit(wanted, graphs, numbers=[5, 3], kernel=name, device="cpu") for name in ("reference", kernel)]
@@ -215,9 +215,9 @@ def check_same_state(slow, fast, about):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=2e-4 * float(theirs.abs().max())), (*about, name)
 
 
-def check_epochs(kernel, sides, negatives, reciprocal=False, scorer=None):
+def check_epochs(kernel, sides, negatives, training=None, scorer=None):
     """Shuffles, sides, draws, filters, pools and Adam of two unequal parties, one of which then rests."""
-    slow, fast = two_fits(kernel, sides, negatives, reciprocal, scorer)
+    slow, fast = two_fits(kernel, sides, negatives, training, scorer)
     for active in (None, np.array([True, False])):
         ours, theirs = fast.epoch(active), slow.epoch(active)
         assert np.allclose(ours.loss, theirs.loss, rtol=1e-4, equal_nan=True)
@@ -262,7 +262,8 @@ def test_numba_epochs_equal_the_reference():
         check_epochs("numba", sides, {"filtered": True})
         check_epochs("numba", sides, {"name": "pool", "count": 5})
     check_epochs("numba", "tails", {"name": "pool", "count": 50})  # more than there are
-    check_epochs("numba", "both", {"filtered": True}, reciprocal=True)
+    for training in ({"reciprocal": True}, {"subsampling": True, "decay": "linear", "epochs": 3}):
+        check_epochs("numba", "both", {"filtered": True}, training)
     for name in ("rotate", "complex", "distmult"):
         check_epochs("numba", "random", {"filtered": True}, scorer={"name": name, "dim": 5})
 
@@ -421,7 +422,8 @@ if __name__ == "__main__":
     for side in SIDES:
         check_epochs("triton", side, {"filtered": True})
     check_epochs("triton", "tails", {"name": "pool", "count": 2})
-    check_epochs("triton", "both", {"filtered": True}, reciprocal=True)
+    for options in ({"reciprocal": True}, {"subsampling": True, "decay": "cosine", "epochs": 3}):
+        check_epochs("triton", "both", {"filtered": True}, options)
     check_noisy_epochs("triton", {"name": "pool", "count": 2}, {"dim": 5})
     check_noisy_epochs("triton", {}, sides="random")
     check_noisy_epochs("triton", {}, row_clip=0.05, row_mask=torch.arange(40) % 3 > 0)

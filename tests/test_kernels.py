@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tacit.errors import TacitError
 from tacit.kernels import ABSENT, Chunk, Clipped, Gradients, Objective, Plain, Reference, reference, row_gradients
-from tacit.losses import LOSSES, REGULARISERS, KVsAll, Logistic, Margin, SelfAdversarial, Softmax
+from tacit.kernels.products import Products
+from tacit.losses import LOSSES, REGULARISERS, Dura, KVsAll, Logistic, Margin, SelfAdversarial, Softmax
 from tacit.models import SCORERS, Layout, Prior, Tables
 
 DIM = 2
@@ -73,6 +74,10 @@ SCORES = {
     "tucker": ({}, tucker),
     "ntn": ({"slices": 1}, ntn),
 }
+
+
+PRODUCTS = ("distmult", "complex", "tucker")
+"""Those of them that are a product of a query and a row."""
 
 
 def sizes(name, row):
@@ -176,7 +181,14 @@ class Case:
                 negative = [with_answer(e) for e in chunk.negatives[i].tolist() if e != ABSENT]
             parts = slow_loss(loss, with_answer(answer), negative)
         regulariser, power = self.objective.regulariser, {"L2": 2, "N3": 3}
-        if regulariser.weight:
+        if isinstance(regulariser, Dura):
+            h, r, t = tables.entity[head], tables.relation[relation], tables.entity[tail]
+            score, units = SCORES[self.name][1], torch.eye(len(h), dtype=h.dtype)  # of a product, number by number
+            compared = [score(h, r, unit, core, self.objective.scorer) for unit in units]
+            compared += [score(unit, r, t, core, self.objective.scorer) for unit in units]
+            squares = h.square().sum() + t.square().sum() + sum(x * x for x in compared)
+            parts = parts[0] + regulariser.weight * squares, parts[1]
+        elif regulariser.weight:
             power = power[type(regulariser).__name__]
             penalty = regulariser.weight * sum((sizes(self.name, x) ** power).sum() for x in penalised)
             parts = parts[0] + penalty, parts[1]
@@ -295,7 +307,10 @@ def cases(draw, names=tuple(SCORES), losses=None, kinds=KINDS, **fixed):
     name = draw(st.sampled_from(names))
     loss = draw(st.sampled_from(losses or LOSSES_OF_KIND.get(kind, SAMPLED)))
     # an angle has no modulus: what N3 makes of RotatE's relations is a test of its own
-    kind_of_norm = draw(st.sampled_from(["none", "l2"] if name == "rotate" else list(REGULARISERS)))
+    norms = ["none", "l2"] if name == "rotate" else ["none", "l2", "n3"]
+    if name in PRODUCTS and kind != "answers":
+        norms.append("dura")
+    kind_of_norm = draw(st.sampled_from(norms))
     options = {
         "batch": draw(st.sampled_from([0, 1, 2, 5])),
         "parties": draw(st.integers(1, 3)),
@@ -333,11 +348,11 @@ def summed(case, tables):
 # -- the plain rule ----------------------------------------------------------------------------------------------------
 
 
-def check_plain(case):
+def check_plain(case, kernel=Reference):
     there = [i for i in range(len(case.chunk)) if case.chunk.weight[i] != 0]
     expected, losses = case.slow_gradient(there, weights=case.chunk.weight)
     into = case.buffers()
-    found, norms = case.kernel.accumulate(case.tables, case.chunk, Plain(), into)
+    found, norms = kernel(case.objective, case.layout).accumulate(case.tables, case.chunk, Plain(), into)
     assert norms is None
     same(into.tables, expected)
     wanted = torch.zeros(len(case.chunk), dtype=torch.float64)
@@ -352,6 +367,21 @@ def check_plain(case):
 @given(st.data())
 def test_a_plain_gradient_is_the_weighted_sum_over_examples(kind, data):
     check_plain(data.draw(cases(kinds=(kind,))))
+
+
+@given(cases(names=PRODUCTS, kinds=("everyone", "answers"), prior=False))
+def test_matrix_products_have_the_same_gradients(case):
+    check_plain(case, Products)
+
+
+@pytest.mark.parametrize("loss", [LOSSES["one-vs-all"](), KVsAll(), KVsAll("softmax", 0.3)])
+def test_scores_of_any_size_have_finite_losses(loss):
+    case = make("distmult", loss, "answers" if isinstance(loss, KVsAll) else "everyone", 3, padding=False)
+    case.tables.entity.mul_(1e4)
+    found = [kernel(case.objective, case.layout).accumulate(case.tables, case.chunk, Plain(), case.buffers())[0]
+             for kernel in (Reference, Products)]  # fmt: skip
+    assert found[1].isfinite().all()
+    close(found[1], found[0])
 
 
 @pytest.mark.parametrize("name", list(SCORES))
@@ -396,7 +426,7 @@ def test_the_size_of_pieces_changes_nothing(clipped, case, at_once):
     whole, pieces = case.buffers(), case.buffers()
     expected = case.kernel.accumulate(case.tables, case.chunk, rule, whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "AT_ONCE", at_once)
+        patch.setitem(reference.AT_ONCE, "cpu", at_once)
         found = case.kernel.accumulate(case.tables, case.chunk, rule, pieces)
     same(pieces.tables, whole.tables, 1e-10)
     close(found[0], expected[0], 1e-10)

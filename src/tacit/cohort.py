@@ -67,6 +67,8 @@ class Cohort:
         (parties,) int64: how many times each party has gone through its triples. Shuffles follow it.
     moments
         (parties,) int64: steps since the optimizer's memory was last reset.
+    pace
+        (parties,): what the learning rate is multiplied by; whoever drives the cohort sets it.
     """
 
     def __init__(self, scorer: Scorer, tables: Tables, layout: Layout, optimizer: Optimizer):
@@ -77,6 +79,7 @@ class Cohort:
         self.steps, self.epochs, self.moments = (
             torch.zeros(len(layout), dtype=torch.int64, device=device) for _ in range(3)
         )
+        self.pace = torch.ones(len(layout), dtype=tables.entity.dtype, device=device)
         self.owner = {part: layout.owner(part, device) for part in PARTS}
 
     def finish(
@@ -105,6 +108,7 @@ class Cohort:
                 gradients.tables.shared[which] / divisor.reshape(shape),
                 tuple(memory.shared[which] for memory in self.memory),
                 self.moments.reshape(shape).clamp(min=1),
+                self.pace.reshape(shape),
             )
             _keep(table, [m.shared[which] for m in self.memory], update, None if whole else active.reshape(shape))
         if self.optimizer.touched_only:
@@ -123,7 +127,9 @@ class Cohort:
         one = len(self.layout) == 1  # a scalar instead of a column: no pass over memory for it
         party = torch.zeros((), dtype=torch.int64, device=table.device) if one else owner[:, None]
         gradient = gradient / divisor.to(table.dtype)[party]
-        moved, remembered = self.optimizer.moved(table, gradient, tuple(memory), self.moments[party].clamp(min=1))
+        moved, remembered = self.optimizer.moved(
+            table, gradient, tuple(memory), self.moments[party].clamp(min=1), self.pace[party]
+        )
         if part == "relation" and self.scorer.frozen:
             moved[:, -self.scorer.frozen :] = table[:, -self.scorer.frozen :]
         moved = self.scorer.constrain(part, moved)

@@ -35,8 +35,8 @@ class Sampling:
         Ask for heads as for tails of an inverse relation that has a row of its own (Lacroix et al. 2018). Allowed under
         privacy: both examples of a triple are one unit.
     subsampling
-        Weigh a triple by 1 / sqrt(how often its (h, r) and (r, t) occur), as the RotatE authors. Not under privacy: it
-        is a statistic of the other triples.
+        Weigh a triple by 1 / sqrt(how often its (h, r) and (r, t) occur), as the RotatE authors. A party's weights have
+        a mean of 1 (theirs are divided by each batch's sum). Not under privacy: it is a statistic of other triples.
     dropout
         The share of a query's numbers set to 0 in training. Allowed under privacy: a public draw.
     """
@@ -65,7 +65,7 @@ class Step:
     active: Tensor
     """(parties,) bool: who takes this step."""
     divisor: Tensor
-    """(parties,): the sum of a party's weights, at least 1e-12."""
+    """(parties,): how many triples of a party the step has, at least 1."""
 
 
 class Examples:
@@ -175,7 +175,9 @@ class Examples:
 
     @cached_property
     def weights(self) -> Tensor:
-        """1 / sqrt(count(h, r) + count(r, t)) of every triple, each count begun at 3 as in the authors' code."""
+        """1 / sqrt(count(h, r) + count(r, t)) of every triple, each count begun at 3 as in the authors' code, over the
+        mean of the party's.
+        """
         h, r, t = self.triples.unbind(1)
         entities = self.layout.entity_start[-1]
         counts = []
@@ -183,7 +185,9 @@ class Examples:
             key = (r * 2 + side) * entities + entity
             _, where, count = key.unique(return_inverse=True, return_counts=True)
             counts.append(count[where] + 3)
-        return (counts[0] + counts[1]).double().rsqrt().float()
+        weights = (counts[0] + counts[1]).double().rsqrt()
+        mean = torch.segment_reduce(weights, "mean", lengths=self.many)
+        return (weights / mean.repeat_interleave(self.many)).float()
 
     @cached_property
     def head_share(self) -> Tensor:
@@ -246,7 +250,7 @@ class Examples:
         unit = torch.arange(len(rows), device=self.device)
         active = torch.zeros(len(self.layout), dtype=torch.bool, device=self.device)
         active[party] = True
-        divisor = torch.zeros(len(self.layout), device=self.device).index_add_(0, party, weight).clamp(min=1e-12)
+        divisor = torch.bincount(party, minlength=len(self.layout)).clamp(min=1).float()
         answers = None
         if self.queries:
             asks_head = self.asks_head[rows]

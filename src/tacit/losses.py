@@ -152,7 +152,12 @@ class Regulariser:
 
     def of(self, sizes: Tensor) -> Tensor:
         """The penalty of rows whose numbers have these sizes: (b, n) -> (b,)."""
-        return torch.zeros_like(sizes[..., 0])
+        raise NotImplementedError
+
+    def penalty(self, scorer: Any, head: Tensor | None, relation: Tensor, tail: Tensor | None, shared: Any) -> Tensor:
+        """The penalty of each triple, (b,), given its rows; None: an example that has no such row of its own."""
+        named = (("entity", head), ("relation", relation), ("entity", tail))
+        return sum(self.of(scorer.magnitudes(part, rows)) for part, rows in named if rows is not None)
 
 
 @dataclass(frozen=True)
@@ -184,4 +189,21 @@ LOSSES: dict[str, type[Loss]] = {
     "one-vs-all": OneVsAll,
     "k-vs-all": KVsAll,
 }
-REGULARISERS: dict[str, type[Regulariser]] = {"none": NoRegulariser, "l2": L2, "n3": N3}
+
+
+@dataclass(frozen=True)
+class Dura(Regulariser):
+    """weight x sum of squares of head, tail, and what each is compared with: a distance model dual to the products.
+
+    Zhang, Cai and Wang: "Duality-induced regularizer for tensor factorization based knowledge graph completion",
+    NeurIPS 2020. For scorers by products, and losses over triples.
+    """
+
+    def penalty(self, scorer: Any, head: Tensor | None, relation: Tensor, tail: Tensor | None, shared: Any) -> Tensor:
+        if head is None or tail is None:
+            raise TypeError("dura needs triples")
+        rows = head, tail, scorer.tail_query(head, relation, shared), scorer.head_query(relation, tail, shared)
+        return self.weight * sum(row.square().sum(-1) for row in rows)
+
+
+REGULARISERS: dict[str, type[Regulariser]] = {"none": NoRegulariser, "l2": L2, "n3": N3, "dura": Dura}

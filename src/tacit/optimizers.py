@@ -32,9 +32,11 @@ class Optimizer:
             raise BadValue(f"eps is at least 0, not {self.eps}")  # type: ignore[attr-defined]
 
     def moved(
-        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor
+        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor, pace: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The rows and the memory after a step. `step`, 1 for the first, broadcasts against the rows."""
+        """The rows and the memory after a step. `step`, 1 for the first, and `pace`, which the learning rate is
+        multiplied by, broadcast against the rows.
+        """
         raise NotImplementedError
 
 
@@ -51,10 +53,10 @@ class SGD(Optimizer):
             raise BadValue(f"momentum is in [0, 1), not {self.momentum}")
 
     def moved(
-        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor
+        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor, pace: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         velocity = self.momentum * memory[0] + gradient
-        return rows - self.learning_rate * velocity, (velocity,)
+        return rows - self.learning_rate * pace * velocity, (velocity,)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class Adagrad(Optimizer):
     eps: float = 1e-10
 
     def moved(
-        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor
+        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor, pace: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         squares = memory[0] + gradient.square()
-        return rows - self.learning_rate * gradient / (squares.sqrt() + self.eps), (squares,)
+        return rows - self.learning_rate * pace * gradient / (squares.sqrt() + self.eps), (squares,)
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,14 @@ class Adam(Optimizer):
             raise BadValue(f"beta1 and beta2 are in [0, 1), not {self.beta1} and {self.beta2}")
 
     def moved(
-        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor
+        self, rows: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: Tensor, pace: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         mean = torch.lerp(memory[0], gradient, 1 - self.beta1)
         square = self.beta2 * memory[1] + (1 - self.beta2) * gradient.square()
         step = step.double()  # in float32 the first corrections would be off in the sixth digit
         first, second = 1 - self.beta1**step, (1 - self.beta2**step).sqrt()
         update = mean / (square.sqrt() / second.to(rows.dtype) + self.eps)
-        return rows - (self.learning_rate / first).to(rows.dtype) * update, (mean, square)
+        return rows - (self.learning_rate * pace / first).to(rows.dtype) * update, (mean, square)
 
 
 @dataclass(frozen=True)

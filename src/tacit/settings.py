@@ -17,9 +17,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from tacit.errors import BadInput, BadValue, TacitError, excerpt
 from tacit.examples import Sampling
-from tacit.losses import LOSSES, REGULARISERS, KVsAll, Loss, NoRegulariser, Regulariser, SelfAdversarial
+from tacit.losses import LOSSES, REGULARISERS, Dura, KVsAll, Loss, NoRegulariser, Regulariser, SelfAdversarial
 from tacit.models import SCORERS, Scorer
 from tacit.models.translational import TransE
 from tacit.negatives import NEGATIVES, Independent, Negatives
@@ -35,15 +37,24 @@ class Training(Sampling):
     """How long, and on what.
 
     epochs: how many times to go through the triples, at most. steps: at most so many steps. device: cpu, cuda, or auto
-    for the GPU if there is one. kernel: auto for the fastest, or reference, compiled, numba, triton. checkpoint_every:
-    epochs between checkpoints; default: at each validation.
+    for the GPU if there is one. kernel: auto for the fastest, or reference, compiled, numba, triton. decay: how the
+    learning rate falls from epoch to epoch, to all but 0 in the last; it follows `epochs`, not `steps`. products: what
+    matrix products multiply in on a GPU, tf32 for speed with 10 bits of mantissa (ranks are always made in float32).
+    checkpoint_every: epochs between checkpoints; default: at each validation.
     """
 
     epochs: int = 200
     steps: int | None = None
     device: str = "auto"
     kernel: Literal["auto", "reference", "compiled", "numba", "triton"] = "auto"
+    decay: Literal["none", "linear", "cosine"] = "none"
+    products: Literal["float32", "tf32"] = "float32"
     checkpoint_every: int | None = None
+
+    def pace(self, done: Any) -> Any:
+        """What the learning rate is multiplied by in the epoch after so many."""
+        share = np.minimum(done / self.epochs, 1.0)
+        return {"none": 0 * share + 1, "linear": 1 - share, "cosine": (1 + np.cos(np.pi * share)) / 2}[self.decay]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +111,11 @@ class Settings:
             raise BadValue("k-vs-all asks for tails, heads or both sides of every query: set negatives.sides so")
         if not NAME.fullmatch(self.name):
             raise BadValue(f"a name has letters, digits, dots, dashes and underscores; not {excerpt(self.name)}")
+        if isinstance(self.regulariser, Dura) and self.regulariser.weight:
+            if self.scorer.geometry != "product":
+                raise BadValue(f"dura is for scorers by products, not {_name_of(SCORERS, self.scorer)}")
+            if isinstance(self.loss, KVsAll):
+                raise BadValue("dura needs triples, and an example of k-vs-all is a query: use one-vs-all")
         if self.training.reciprocal and self.negatives.sides != "both":
             raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
 

@@ -27,6 +27,7 @@ from tacit.kernels import Objective, Plain, kernel_for
 from tacit.losses import KVsAll
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
+from tacit.models.scorer import matrix_products
 from tacit.models.tables import Prior, relation_weights
 from tacit.settings import Settings
 
@@ -149,15 +150,18 @@ class Fit:
 
     @property
     def kernel_name(self) -> str:
-        """Of the kernel that trains: where no fused one covers these settings, the reference."""
-        covers = getattr(self.kernel, "covers", lambda: True)()
-        return type(self.kernel).__name__.lower() if covers else "reference"
+        """Of the kernel that trains these settings, where the one that was asked for leaves them to another."""
+        return getattr(self.kernel, "name", type(self.kernel).__name__.lower())
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def epoch(self, active: np.ndarray | None = None) -> EpochReport:
         """Every active party goes once through its triples, or until it has no steps left."""
         self.prepare()
+        with matrix_products(self.settings.training.products):
+            return self._epoch(active)
+
+    def _epoch(self, active: np.ndarray | None) -> EpochReport:
         cohort, began = self.cohort, time.perf_counter()
         wanted = torch.from_numpy(~self.finished if active is None else active).to(self.device)
         limit = self.settings.training.steps
@@ -165,6 +169,7 @@ class Fit:
         total = torch.zeros(len(self.layout), dtype=torch.float64, device=self.device)
         count, losses, steps = torch.zeros_like(total), [], 0
         first = cohort.steps.clone()
+        cohort.pace.copy_(torch.from_numpy(self.settings.training.pace(cohort.epochs.cpu().numpy())))
         if self.epochs is not None:
             sums, taken, examples_seen = self.epochs.run(wanted, most)
             total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from tacit.errors import BadValue, TacitError
 from tacit.graph import Graph, triple_keys
 from tacit.kernels.counting import Known, counter_for
 from tacit.models.model import Model, Queries
+from tacit.models.scorer import matrix_products
 
 Tensor = Any
 Sides = Literal["tails", "heads", "both"]
@@ -248,7 +248,7 @@ def rank(
     if asked.least[1] < 0 or (asked.beyond[1] > limits).any():
         raise BadValue("a known fact has an entity or a relation that the model has no row for")
     wanted = [side == "heads" for side in ("tails", "heads") if sides in (side, "both")]
-    with torch.no_grad(), _full_precision():
+    with torch.no_grad(), matrix_products("float32"):  # what rounds more is not allowed for
         relation, queries = asked.ids(model.tables.entity.device)[:, 1], []
         for asks_head in wanted:
             given = asked.targets([not asks_head], relation.device)
@@ -262,17 +262,6 @@ def rank(
                 for one, side in zip(queries, wanted, strict=True)
             ]
     return Ranks(*(np.concatenate([getattr(r, name) for r in found]) for name in Ranks.__dataclass_fields__))
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Matrix products in float32 indeed, whatever was asked for elsewhere: what rounds more is not allowed for."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _ranked(

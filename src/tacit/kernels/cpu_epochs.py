@@ -52,6 +52,8 @@ class World(NamedTuple):
     triples: Array
     halves: Array
     share: Array
+    weights: Array
+    weighed: bool
     numbers: Array
     many: Array
     first: Array
@@ -116,8 +118,8 @@ def _draw(n: int, first: int, last: int, w: World, asked: Asked) -> None:
         if w.wanted[party] == 0 or at >= w.sizes[party] or step >= w.most[party]:
             asked.weight[b] = 0
             continue
-        asked.weight[b] = 1
         row = w.order[w.begins[party] + at]
+        asked.weight[b] = w.weights[row] if w.weighed else np.float32(1)
         h, r, t = w.triples[row, 0], w.triples[row, 1], w.triples[row, 2]
         slot, whose, ask = place + copy * w.full_batch, w.numbers[party], False
         if w.sides == 1:
@@ -375,7 +377,8 @@ class CpuEpochs(Epochs):
         w = World(
             self.order.numpy(), self.begins.numpy(), self.sizes.numpy(), self.wanted.numpy(), self.taken.numpy(),
             self.most.numpy(), examples.triples.numpy(), examples.half.numpy(), self.share.numpy(),
-            world.numbers.numpy(), world.many.numpy(), world.first.numpy(), world.entity.numpy(), self.known.numpy(),
+            self.weights.numpy(), examples.sampling.subsampling, world.numbers.numpy(), world.many.numpy(),
+            world.first.numpy(), world.entity.numpy(), self.known.numpy(),
             (examples.seed & 0xFFFFFFFF, examples.seed >> 32), self.batch, examples.sampling.batch, self.copies,
             self.sides, self.filtered, world.entity_total, world.relation_total,
         )  # fmt: skip

@@ -105,6 +105,7 @@ class Epochs:
         self.sizes.copy_(torch.from_numpy(examples.sizes))
         self.known = hash_table(world.known)
         self.share = examples.head_share if negatives.sides == "bernoulli" else self.losses[:1]
+        self.weights = examples.weights if sampling.subsampling else self.losses[:1]
 
     @classmethod
     def fits(cls, cohort: Cohort, examples: Examples, kernel: Any) -> bool:
@@ -119,7 +120,7 @@ class Epochs:
             and drawn
             and type(cohort.optimizer) is Adam
             and cohort.tables.entity.dtype == torch.float32
-            and not (sampling.subsampling or sampling.dropout or examples.queries)
+            and not (sampling.dropout or examples.queries)
             and not getattr(cohort.scorer, "unit_entities", False)
             and int(examples.steps_per_epoch().max()) < 1 << 31
         )
@@ -147,7 +148,7 @@ class Epochs:
         moment = cohort.moments[None, :] + torch.arange(1, len(self.first) + 1, device=size.device)[:, None]
         adam = cohort.optimizer
         assert isinstance(adam, Adam)
-        self.first.copy_(1 - adam.beta1 ** moment.double())
+        self.first.copy_((1 - adam.beta1 ** moment.double()) / cohort.pace)  # the learning rate is divided by it
         self.second.copy_((1 - adam.beta2 ** moment.double()).sqrt())
         self.step_losses.zero_()
         number = int(steps.max())

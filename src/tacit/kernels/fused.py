@@ -1,4 +1,4 @@
-"""What the fused kernels have in common: which work they cover, and the reference for all other."""
+"""What the fused kernels have in common: which work they cover, and who does all other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tacit.kernels.contract import Chunk, Clipped, Gradients, Objective, Rule
-from tacit.kernels.reference import Reference
+from tacit.kernels.products import Products
 from tacit.losses import Logistic, Margin, SelfAdversarial, Softmax
 from tacit.models import Layout, Tables
 from tacit.models.bilinear import ComplEx, DistMult
@@ -56,17 +56,24 @@ class Places:
 
 
 class Fused:
-    """Base of the kernels that do a whole chunk at once; what they do not cover is left to the reference."""
+    """Base of the kernels that do a whole chunk at once. What they do not cover is left to matrix products, where
+    all entities are candidates, or to the reference.
+    """
 
     def __init__(self, objective: Objective, layout: Layout) -> None:
         self.objective, self.layout = objective, layout
-        self.reference = Reference(objective, layout)
+        self.others = Products(objective, layout)
 
     def covers(self) -> bool:
         """Whether the kernels can do this objective at all."""
         objective = self.objective
         known = model_number(objective.scorer) is not None and type(objective.loss) in LOSS_NUMBERS
         return known and not objective.regulariser.weight
+
+    @property
+    def name(self) -> str:
+        """Of the kernel that does this objective."""
+        return type(self).__name__.lower() if self.covers() else "products" if self.others.covers() else "reference"
 
     def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
         sampled = chunk.negatives is not None or chunk.pool is not None
@@ -75,7 +82,7 @@ class Fused:
         alone = not clipped or bool((chunk.unit == torch.arange(len(chunk), device=chunk.unit.device)).all())
         parts = not isinstance(rule, Clipped) or rule.part == "both" or self.objective.loss.apart
         if not (self.covers() and sampled and whole and alone and parts):
-            return self.reference.accumulate(tables, chunk, rule, into)
+            return self.others.accumulate(tables, chunk, rule, into)
         losses = tables.entity.new_zeros(len(chunk))
         norms = tables.entity.new_zeros(len(chunk)) if clipped else None
         if len(chunk):

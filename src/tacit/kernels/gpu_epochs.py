@@ -74,10 +74,11 @@ def _is_known(known, key, ask, MASK: tl.constexpr):
 
 @triton.jit
 def _draw(
-    order, begins, sizes, wanted, taken, most, triples, halves, head_share, numbers, many, first, candidates, known,
-    number, heads, relations, tails, asks, weights, parties, ids, key0, key1, batch, entity_total,
+    order, begins, sizes, wanted, taken, most, triples, halves, head_share, shares, numbers, many, first, candidates,
+    known, number, heads, relations, tails, asks, weights, parties, ids, key0, key1, batch, entity_total,
     relation_total, full_batch, size, N: tl.constexpr, NP: tl.constexpr, MASK: tl.constexpr, SIDES: tl.constexpr,
-    COPIES: tl.constexpr, FILTERED: tl.constexpr, POOL: tl.constexpr, MOST_ATTEMPTS: tl.constexpr,
+    COPIES: tl.constexpr, WEIGHED: tl.constexpr, FILTERED: tl.constexpr, POOL: tl.constexpr,
+    MOST_ATTEMPTS: tl.constexpr,
     NEGATIVES: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Which triple is at this place of one of the next steps, from which side it is asked, and its negatives."""
@@ -94,6 +95,8 @@ def _draw(
     tl.store(parties + b, party)
     if there:
         row = tl.load(order + tl.load(begins + party) + n * full_batch + place)
+        if WEIGHED:
+            tl.store(weights + b, tl.load(shares + row))
         h = tl.load(triples + row * 3)
         r = tl.load(triples + row * 3 + 1)
         t = tl.load(triples + row * 3 + 2)
@@ -369,10 +372,11 @@ class GpuEpochs(Epochs):
         key = (examples.seed & 0xFFFFFFFF, examples.seed >> 32)
         _draw[(len(p.head),)](
             self.order, self.begins, self.sizes, self.wanted, self.taken, self.most, examples.triples, examples.half,
-            self.share, world.numbers, world.many, world.first, world.entity, self.known, self.number, p.head,
-            p.relation, p.tail, p.asks_head, p.weight, p.party, self.ids, *key, self.batch, world.entity_total,
+            self.share, self.weights, world.numbers, world.many, world.first, world.entity, self.known, self.number,
+            p.head, p.relation, p.tail, p.asks_head, p.weight, p.party, self.ids, *key, self.batch, world.entity_total,
             world.relation_total, examples.sampling.batch, self.size, N=size, NP=triton.next_power_of_2(size),
-            MASK=len(self.known) - 1, SIDES=self.sides, COPIES=self.copies, FILTERED=self.filtered, POOL=self.pooled,
+            MASK=len(self.known) - 1, SIDES=self.sides, COPIES=self.copies,
+            WEIGHED=examples.sampling.subsampling, FILTERED=self.filtered, POOL=self.pooled,
             MOST_ATTEMPTS=ATTEMPTS, NEGATIVES=int(Purpose.NEGATIVES), SIDE=int(Purpose.SIDE), num_warps=4,
         )  # fmt: skip
         if self.pooled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -18,8 +18,8 @@ from tacit.losses import KVsAll
 from tacit.models import Layout, Tables
 
 Tensor = Any
-AT_ONCE = 1 << 24
-"""How many gathered numbers one piece of a chunk may have: bounds memory, and changes no result beyond rounding."""
+AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""About how many numbers one piece of a chunk may take: bounds memory, and changes no result beyond rounding."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Reference:
 
     def _plain(self, tables: Tables, chunk: Chunk, into: Gradients) -> Tensor:
         losses = tables.entity.new_zeros(len(chunk))
-        for index, piece in self._pieces(tables, chunk, by_party=bool(tables.shared) or chunk.everyone):
-            party = int(piece.party[0])
+        for index, piece in self._pieces(tables, chunk, copies=False):
+            party = int(piece.party[0]) if len(self.layout) > 1 else 0
             leaves = self._gather(tables, piece, copies=False)
             positive, negative = self._losses(piece, leaves)
             loss = positive + negative
@@ -120,27 +120,33 @@ class Reference:
 
     # -- one piece of a chunk: one side, bounded in size, and if need be one party -------------------------------------
 
-    def _pieces(self, tables: Tables, chunk: Chunk, *, by_party: bool) -> Iterator[tuple[Tensor, Chunk]]:
-        """The chunk cut up: one side each, one party each if asked for, at most AT_ONCE gathered numbers."""
+    def _pieces(self, tables: Tables, chunk: Chunk, *, copies: bool) -> Iterator[tuple[Tensor, Chunk]]:
+        """The chunk cut up: one side each, one party each where its rows are taken as a whole, about AT_ONCE numbers.
+
+        `copies`: each example has a copy of its own of what examples have in common.
+        """
         there = chunk.weight != 0
+        by_party = len(self.layout) > 1 and (chunk.everyone or (bool(tables.shared) and not copies))
         parties = chunk.party.unique().tolist() if by_party else [None]
         for side in (False, True):
             for party in parties:
                 mask = there & (chunk.asks_head == side)
                 index = (mask if party is None else mask & (chunk.party == party)).nonzero()[:, 0]
-                for piece in index.split(self._at_once(tables, chunk)) if len(index) else ():
+                for piece in index.split(self._at_once(tables, chunk, copies)) if len(index) else ():
                     yield piece, chunk.select(piece)
 
-    def _at_once(self, tables: Tables, chunk: Chunk) -> int:
-        width, candidates = tables.entity.shape[1] + tables.relation.shape[1], 2
+    def _at_once(self, tables: Tables, chunk: Chunk, copies: bool) -> int:
+        width, candidates, scores = tables.entity.shape[1] + tables.relation.shape[1], 2, 0
         for ids in (chunk.negatives, chunk.pool):
             candidates += 0 if ids is None else ids.shape[1]
         if chunk.triples is not None:
             candidates += 3 * chunk.triples.shape[1]
-        if chunk.everyone:
+        if chunk.everyone and not copies and self.objective.scorer.geometry in ("product", "l1", "l2"):
+            scores = 8 * max(self.layout.entities)  # no row is gathered; the loss makes several tensors of the scores
+        elif chunk.everyone:
             candidates += max(self.layout.entities)
         shared = sum(tensor[0].numel() for tensor in tables.shared)
-        return max(1, int(AT_ONCE // (candidates * width + shared)))
+        return max(1, int(AT_ONCE[tables.entity.device.type] // (candidates * width + scores + shared)))
 
     def _candidates(self, piece: Chunk) -> Tensor:
         """(b, n) rows of each example's candidates, or ABSENT."""
@@ -180,11 +186,7 @@ class Reference:
         """The positive and the negative part of each example's loss."""
         asks_head, prior = bool(piece.asks_head[0]), self.objective.prior
         shared = tuple(leaf for name, leaf in leaves.items() if name.startswith("shared."))
-        head, relation, tail = leaves["head"], leaves["relation"], leaves["tail"]
-        if piece.drop_relation is not None:
-            relation = relation * piece.drop_relation
-        if piece.drop_entity is not None:
-            head, tail = (head, tail * piece.drop_entity) if asks_head else (head * piece.drop_entity, tail)
+        own = leaves["head"], leaves["relation"], leaves["tail"]
         start = torch.tensor(self.layout.entity_start, device=piece.head.device)[piece.party]
         present, labels, priors = None, None, None
         candidates: tuple[Tensor, ...]
@@ -211,10 +213,21 @@ class Reference:
             assert piece.answers is not None
             offsets, rows = piece.answers
             example = torch.arange(len(piece), device=start.device).repeat_interleave(offsets[1:] - offsets[:-1])
-            labels = torch.zeros(len(piece), candidates[0].shape[-2], dtype=head.dtype, device=start.device)
+            labels = torch.zeros(len(piece), candidates[0].shape[-2], dtype=own[0].dtype, device=start.device)
             labels[example, rows - start[example]] = 1.0
-        own = leaves["head"], leaves["relation"], leaves["tail"]
-        return self.arithmetic(asks_head, own, (head, relation, tail), candidates, shared, present, priors, labels)
+        rows = self.dropped(piece, asks_head, *own)
+        return self.arithmetic(asks_head, own, rows, candidates, shared, present, priors, labels)
+
+    @staticmethod
+    def dropped(
+        piece: Chunk, asks_head: bool, head: Tensor, relation: Tensor, tail: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A piece's rows after dropout, of the query's alone."""
+        if piece.drop_relation is not None:
+            relation = relation * piece.drop_relation
+        if piece.drop_entity is not None:
+            head, tail = (head, tail * piece.drop_entity) if asks_head else (head * piece.drop_entity, tail)
+        return head, relation, tail
 
     def arithmetic(
         self, asks_head: bool, own: tuple[Tensor, Tensor, Tensor], rows: tuple[Tensor, Tensor, Tensor],
@@ -237,23 +250,25 @@ class Reference:
             negative = negative + priors[1]
         if present is None:
             present = torch.ones_like(negative, dtype=torch.bool)
-        known: tuple[Literal["head", "relation", "tail"], ...] = ("head", "relation", "tail")
         if isinstance(objective.loss, KVsAll):
             parts = torch.zeros_like(negative[:, 0]), objective.loss.of_labels(negative, labels)
-            known = ("relation", "tail") if asks_head else ("head", "relation")
         else:
             positive = scorer.score(head, relation, tail, shared)
             if priors is not None:
                 positive = positive + priors[0]
             parts = objective.loss(positive, negative, present)
-        if objective.regulariser.weight:
-            named = dict(zip(("head", "relation", "tail"), own, strict=True))
-            penalty = sum(
-                objective.regulariser.of(scorer.magnitudes("relation" if name == "relation" else "entity", named[name]))
-                for name in known
-            )
-            parts = parts[0] + penalty, parts[1]
-        return parts
+        penalty = self.penalty(asks_head, *own, shared)
+        return parts if penalty is None else (parts[0] + penalty, parts[1])
+
+    def penalty(
+        self, asks_head: bool, head: Tensor, relation: Tensor, tail: Tensor, shared: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """The regulariser of each example: of all three rows, or of a query's own two where it has many answers."""
+        regulariser, many = self.objective.regulariser, isinstance(self.objective.loss, KVsAll)
+        if not regulariser.weight:
+            return None
+        known_head, known_tail = (None if many and asks_head else head), (None if many and not asks_head else tail)
+        return regulariser.penalty(self.objective.scorer, known_head, relation, known_tail, shared)
 
 
 def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPart = "both") -> RowGradients:
@@ -270,7 +285,7 @@ def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPar
     entity: list[tuple[Tensor, Tensor, Tensor]] = []
     relation: list[tuple[Tensor, Tensor, Tensor]] = []
     shared = tuple(tables.entity.new_zeros(units, *tensor.shape[1:]) for tensor in tables.shared)
-    for index, piece in kernel._pieces(tables, chunk, by_party=chunk.everyone):
+    for index, piece in kernel._pieces(tables, chunk, copies=True):
         leaves = kernel._gather(tables, piece, copies=True)
         positive, negative = kernel._losses(piece, leaves)
         wanted = {"positive": positive, "negative": negative, "both": positive + negative}[part]

@@ -12,6 +12,8 @@ give (b, n).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -164,6 +166,17 @@ def compare_all(geometry: Geometry | None, query: Tensor, rows: Tensor) -> Tenso
         power = 1.0 if geometry == "l1" else 2.0
         return torch.cdist(query, rows, p=power, compute_mode="donot_use_mm_for_euclid_dist")
     return compare(geometry, query[:, None], rows)
+
+
+@contextmanager
+def matrix_products(precision: Literal["float32", "tf32"]) -> Iterator[None]:
+    """What matrix products of float32 on a GPU multiply in, whatever was asked for elsewhere."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision({"float32": "highest", "tf32": "high"}[precision])
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def modulus(rows: Tensor) -> Tensor:
