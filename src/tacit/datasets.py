@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
-from tacit.files import read_graph
 from tacit.graph import Graph
+from tacit.tensors import load_graph
 
 __all__ = ["BENCHMARKS", "Benchmark", "clinic", "load"]
 
@@ -90,7 +90,8 @@ def load(name: str, data: str | PathLike[str] | None = None) -> Graph:
     Parameters
     ----------
     name
-        A key of `BENCHMARKS`; the folder `data`/`name` holds its train, valid and test files.
+        A key of `BENCHMARKS`; the folder `data`/`name` holds its train, valid and test files, or `data` holds the file
+        name.safetensors, which `tacit.tensors.save_graph` wrote.
     data
         Default: the environment variable TACIT_DATA.
     """
@@ -99,10 +100,15 @@ def load(name: str, data: str | PathLike[str] | None = None) -> Graph:
     root = data or os.environ.get("TACIT_DATA")
     if not root:
         raise TacitError("Say where the benchmarks are: by --data FOLDER, or by setting TACIT_DATA.")
-    folder = Path(root) / name
-    if not folder.is_dir():
+    folder, file = Path(root) / name, Path(root) / f"{name}.safetensors"
+    if folder.is_dir():
+        from tacit.files import read_graph  # readers need more than NumPy and torch
+
+        graph = read_graph(folder)
+    elif file.is_file():
+        graph = load_graph(file)
+    else:
         raise BadInput(f"{folder}: no such folder; expected the files of {name} there.")
-    graph = read_graph(folder)
     check(name, graph, str(folder))
     return graph
 

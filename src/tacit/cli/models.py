@@ -96,6 +96,7 @@ def train(
         return
     written = read_settings(config) if config else {}
     about = _graph_section(written.pop("graph", {}))
+    written.pop("reproduce", None)  # what others reached with it, for `tacit reproduce`
     layers = [written, *(parse_assignment(text) for text in assignments or ())]
     settings = Settings.make(combine(*layers, from_flags({flag: local[flag] for flag in FLAGS})))
     path = path or about.get("path")
