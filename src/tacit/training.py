@@ -106,7 +106,9 @@ class Fit:
         if tables is None:
             if scorer.statistics and weights is None:
                 weights = [relation_weights(graph).repeat(twice) for graph in graphs]
-            tables = Tables.begin(scorer, dim, self.layout, seed=settings.seed, weights=weights)
+            # Logarithms and cosines, of which normal values are made, round in another way on a GPU.
+            there = str(self.device) if self.device.type == "cuda" and scorer.init == "uniform" else None
+            tables = Tables.begin(scorer, dim, self.layout, seed=settings.seed, weights=weights, device=there)
         tables = tables.like(lambda tensor: tensor.to(self.device))
         self.prior = prior
         self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)

@@ -76,15 +76,16 @@ class Scorer:
 
         Row i depends on the draw and on i alone, not on how many rows there are.
         """
-        scale, out = self.init_scale or self.spread(dim), np.empty((rows * width,), np.float32)
+        scale, out = self.init_scale or self.spread(dim), torch.empty(rows * width, device=draw.device)
         for first in range(0, len(out), PIECE):
             size = min(PIECE, len(out) - first)
             if self.init == "uniform":
-                out[first : first + size] = (2.0 * draw.uniform(size, first) - 1.0) * scale
+                out[first : first + size] = torch.as_tensor((2.0 * draw.uniform(size, first) - 1.0) * scale)
             else:
-                u = draw.uniform(2 * size, 2 * first)
-                out[first : first + size] = np.sqrt(-2.0 * np.log1p(-u[0::2])) * np.cos(2.0 * np.pi * u[1::2]) * scale
-        return torch.from_numpy(out.reshape(rows, width))
+                u = torch.as_tensor(draw.uniform(2 * size, 2 * first))
+                radius, angle = torch.sqrt(-2.0 * torch.log1p(-u[0::2])), 2.0 * np.pi * u[1::2]
+                out[first : first + size] = radius * torch.cos(angle) * scale
+        return out.reshape(rows, width)
 
     def constrain(self, part: Part, rows: Tensor) -> Tensor:
         """The rows as the model wants them after a step (unit norms and the like). The same tensor: nothing to do."""

@@ -75,9 +75,15 @@ class Tables:
 
     @staticmethod
     def begin(
-        scorer: Scorer, dim: int, layout: Layout, *, seed: int, weights: Sequence[Tensor] | None = None
+        scorer: Scorer,
+        dim: int,
+        layout: Layout,
+        *,
+        seed: int,
+        weights: Sequence[Tensor] | None = None,
+        device: str | None = None,
     ) -> Tables:
-        """First values, drawn for each party by its number.
+        """First values, drawn for each party by its number; on a GPU if one is named: uniform ones are the same there.
 
         `weights` are the relation weights of a scorer that needs statistics (`relation_weights`), one tensor per party.
         """
@@ -88,7 +94,7 @@ class Tables:
         entity, relation = scorer.widths(dim)
         pieces: list[list[Tensor]] = [[], [], *([] for _ in scorer.shared_shapes(dim))]
         for party, number in enumerate(layout.numbers):
-            draw = Stream(seed, Purpose.INIT, number)
+            draw = Stream(seed, Purpose.INIT, number, device=device)
             pieces[0].append(scorer.initial("entity", layout.entities[party], entity, dim, draw.at(step=0)))
             pieces[1].append(scorer.initial("relation", layout.relations[party], relation, dim, draw.at(step=1)))
             if weights is not None:
