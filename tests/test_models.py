@@ -639,7 +639,7 @@ def test_bad_options_of_losses_and_optimizers_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("name", list(REGULARISERS))
+@pytest.mark.parametrize("name", ["none", "l2", "n3"])
 @given(batches, st.integers(1, 5), st.floats(0, 2), seeds)
 def test_a_regulariser_is_its_formula(name, batch, width, weight, seed):
     sizes = numbers(np.random.default_rng(seed), batch, width).abs()
