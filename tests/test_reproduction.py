@@ -1,0 +1,233 @@
+"""Tables run again: cells from files, results that are only added to, runs that go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit import datasets
+from tacit.cli import app
+from tacit.clinic import clinic
+from tacit.errors import BadInput, TacitError
+from tacit.reproduction import Cell, Results, main, read_cells, reproduce
+from tacit.tensors import save_graph
+
+GRAPH = clinic("small")[0]
+HOME = Path(__file__).parent.parent / "benchmarks" / "linkprediction"
+QUICK = """
+[reproduce]
+table = "small"
+setting = "{setting}"
+goal = 0.0
+published.Someone = {{mrr = 0.123}}
+
+[graph]
+path = "{graph}"
+
+[scorer]
+name = "{scorer}"
+dim = 4
+
+[negatives]
+count = 4
+
+[training]
+epochs = 6
+batch = 64
+device = "cpu"
+
+[evaluation]
+every = 2
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A folder of two cells."""
+    save_graph(tmp_path / "graph.safetensors", GRAPH)
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    for scorer in ("distmult", "transe"):
+        text = QUICK.format(setting="quick", graph=tmp_path / "graph.safetensors", scorer=scorer)
+        (folder / f"a-{scorer}.toml").write_text(text)
+    return folder
+
+
+def again(table, name="runs", results="results.jsonl", only=(), **options):
+    home = table.parent
+    return reproduce(read_cells(table, "small", only), data=None, runs=home / name, results=Results(home / results),
+                     command="tacit reproduce small", **options)  # fmt: skip
+
+
+def test_every_cell_has_a_line_and_is_run_once(table):
+    begun = []
+    rows = again(table, on_cell=lambda cell, row: begun.append((cell.name, row is None)))
+    assert begun == [("a-distmult", True), ("a-distmult", False), ("a-transe", True), ("a-transe", False)]
+    lines = [json.loads(line) for line in (table.parent / "results.jsonl").read_text().splitlines()]
+    assert lines == rows
+    wanted = {"table", "dataset", "scorer", "setting", "parts", "seed", "metrics", "published", "seconds", "device",
+              "commit", "command"}  # fmt: skip
+    for row, scorer in zip(rows, ("distmult", "transe"), strict=True):
+        assert wanted <= row.keys()
+        assert {"mrr", "hits1", "hits3", "hits10", "mr"} <= row["metrics"].keys()
+        assert (row["scorer"], row["published"]) == (scorer, {"Someone": {"mrr": 0.123}})
+        assert row["command"].endswith(f"--only a-{scorer}")
+        assert row["metrics"]["count"] == 2 * len(GRAPH.test)
+    begun.clear()
+    assert again(table, on_cell=lambda cell, row: begun.append((cell.name, row is None))) == rows
+    assert begun == [("a-distmult", False), ("a-transe", False)]
+    assert len((table.parent / "results.jsonl").read_text().splitlines()) == 2
+    changed = (table / "a-transe.toml").read_text().replace("dim = 4", "dim = 5")
+    (table / "a-transe.toml").write_text(changed)
+    with pytest.raises(TacitError, match="other settings"):
+        again(table)
+    assert len(again(table, name="others")) == 2
+    assert len((table.parent / "results.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_was_interrupted_goes_on_and_ends_the_same(table):
+    whole = again(table, name="whole", results="whole.jsonl", only=["a-transe"])
+
+    def stop(event):
+        if event.get("epoch") == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again(table, only=["a-transe"], on_event=stop)
+    assert not (table.parent / "results.jsonl").exists()
+    seen = []
+    rows = again(table, only=["a-transe"], on_event=lambda event: seen.append(event.get("epoch")))
+    assert next(n for n in seen if n) == 5  # from the checkpoint after epoch 4
+    assert rows[0]["metrics"] == whole[0]["metrics"]
+
+
+def test_device_and_kernels_are_not_what_sets_cells_apart(table):
+    [cell] = read_cells(table, "small", ["a-transe"])
+    text = (table / "a-transe.toml").read_text()
+    (table / "a-transe.toml").write_text(text.replace('device = "cpu"', 'device = "auto"\nkernel = "reference"'))
+    [other] = read_cells(table, "small", ["a-transe"])
+    assert cell.fingerprint(GRAPH) == other.fingerprint(GRAPH)
+    (table / "a-transe.toml").write_text(text.replace("count = 4", "count = 5"))
+    [other] = read_cells(table, "small", ["a-transe"])
+    assert cell.fingerprint(GRAPH) != other.fingerprint(GRAPH)
+    assert cell.fingerprint(GRAPH) != cell.fingerprint(clinic("small")[1])
+
+
+def test_results_are_only_added_to(tmp_path):
+    results = Results(tmp_path / "deep" / "results.jsonl")
+    assert list(results) == []
+    for mrr in (0.1, 0.2):
+        results.append({"metrics": {"mrr": mrr}, "fingerprint": "same"})
+    assert results.of("same")["metrics"]["mrr"] == 0.2
+    results.path.write_bytes(results.path.read_bytes()[:-1])  # as another program may have left it
+    results.append({"metrics": {"mrr": 0.3}, "fingerprint": "other"})
+    assert [row["metrics"]["mrr"] for row in results] == [0.1, 0.2, 0.3]
+    with open(results.path, "a") as file:
+        file.write('{"metrics"')
+    with pytest.raises(BadInput, match=r"results.jsonl:4: found .*expected a JSON object"):
+        list(results)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[reproduce]", "[reproduced]"), "no section"),
+        (('table = "small"', ""), "no section"),
+        (('table = "small"', "table = 3"), "reproduce.table; expected a str"),
+        (("goal = 0.0", "goal = true"), "reproduce.goal; expected a float"),
+        (("goal = 0.0", "gaol = 1.0"), "no 'reproduce.gaol'"),
+        (("published.Someone = {mrr = 0.123}", "published.Someone = 3"), "figures by name"),
+        (("[graph]", "[graphs]"), "expected \\[graph\\] with a path"),
+        (("dim = 4", "dmi = 4"), "Did you mean|dim"),
+        (("[training]", "[training"), "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_cell_is_refused_with_its_file(table, change, message):
+    path = table / "a-transe.toml"
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(BadInput, match=message) as found:
+        Cell.read(path)
+    assert "a-transe.toml" in str(found.value)
+
+
+def test_a_table_that_is_not_there_is_refused(table, tmp_path):
+    with pytest.raises(BadInput, match="no such folder"):
+        read_cells(tmp_path / "nowhere", "small")
+    with pytest.raises(BadInput, match="no cell of the table 'large'"):
+        read_cells(table, "large")
+    with pytest.raises(TacitError, match="There are: a-distmult, a-transe"):
+        read_cells(table, "small", ["b"])
+
+
+def test_the_command_prints_ours_beside_the_published(table, monkeypatch):
+    monkeypatch.chdir(table.parent)
+    arguments = ["reproduce", "small", "--configs", "cells", "--results", "r.jsonl"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "0.123 Someone" in done.output
+    as_json = CliRunner().invoke(app, [*arguments, "--json"])
+    assert [row["scorer"] for row in json.loads(as_json.stdout)] == ["distmult", "transe"]
+    assert (table.parent / "runs" / "small" / "a-transe" / "config.json").is_file()
+
+
+def test_a_cell_is_a_config_of_train(table, monkeypatch):
+    monkeypatch.chdir(table.parent)
+    # A graph's file by save_graph is no source that `train` reads: the graph is given.
+    done = CliRunner().invoke(app, ["train", "clinic-small", "--pool", "--config", "cells/a-transe.toml", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["metrics"]["test"]["count"] > 0
+
+
+def test_machines_with_torch_alone_run_cells_too(table):
+    blocked = ["pyarrow", "pyoxigraph", "duckdb", "typer", "rich", "backports", "pandas", "safetensors", "pydantic"]
+    code = f"import sys, runpy\nfor name in {blocked}: sys.modules[name] = None\n"
+    code += "runpy.run_module('tacit.reproduction', run_name='__main__')"
+    home = table.parent
+    arguments = ["small", "--configs", table, "--runs", home / "runs", "--results", home / "r.jsonl", "--only", "a-tr"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cell"] == "a-transe"
+    [row] = Results(home / "r.jsonl")
+    assert row["command"] == "python -m tacit.reproduction small --only a-transe"
+
+
+def test_a_wrong_call_is_one_message(table, capsys):
+    assert main(["small", "--configs", str(table / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_the_tables_cells_are_whole():
+    cells = read_cells(HOME, "linkprediction")
+    for cell in cells:
+        assert cell.name == f"{cell.dataset}-{cell.scorer}"
+        assert cell.dataset in datasets.BENCHMARKS
+        assert (cell.settings.evaluation.sides, cell.settings.evaluation.ties) == ("both", "realistic")
+    goals = {(c.dataset, c.scorer): c.goal for c in cells if c.goal is not None}
+    assert goals == {
+        ("fb15k-237", "transe"): 0.325, ("fb15k-237", "rotate"): 0.335, ("fb15k-237", "distmult"): 0.340,
+        ("fb15k-237", "complex"): 0.345, ("fb15k-237", "rescal"): 0.350, ("wn18rr", "rotate"): 0.472,
+        ("wn18rr", "complex"): 0.470, ("wn18rr", "distmult"): 0.445,
+    }  # fmt: skip
+    assert {c.scorer for c in cells if c.dataset == "nell-995"} == {"transe", "rotate", "distmult", "complex"}
+
+
+def test_kept_results_are_of_the_cells_as_they_are():
+    """What stands in the project's results with a goal was reached by settings that are still there."""
+    results = Results(HOME.parent / "results" / "linkprediction.jsonl")
+    cells = {(c.dataset, c.scorer): c for c in read_cells(HOME, "linkprediction")}
+    latest = {(row["dataset"], row["scorer"]): row for row in results}
+    assert latest
+    for place, row in latest.items():
+        ours = cells[place].settings.json()
+        kept = row["settings"]
+        for settings in (ours, kept):
+            for key in ("device", "kernel", "checkpoint_every"):
+                settings["training"].pop(key)
+        assert kept == ours, place
