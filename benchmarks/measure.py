@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +59,8 @@ def floor(device: str, *, bytes_: float = 0.0, flops: float = 0.0) -> float:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Versions, machine, threads, commit and command."""
+    from tacit.reproduction import commit, processor
+
     versions = {}
     for package in ("numpy", "torch", "numba", "triton", "pykeen", "opacus", "pandas", "pyarrow", "duckdb"):
         try:
@@ -70,14 +71,13 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     if "--out" in words:  # where the results went is of no interest
         at = words.index("--out")
         words = words[:at] + words[at + 2 :]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "versions": versions,
-        "commit": os.environ.get("TACIT_COMMIT") or commit or None,
+        "commit": commit(),
         "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *words]),
     }
     if "torch" in versions:
@@ -87,16 +87,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         if device == "cuda":
             found["device"] = torch.cuda.get_device_name()
     return found
-
-
-def _processor() -> str:
-    """Its name, where the system tells."""
-    names = Path("/proc/cpuinfo")
-    if names.is_file():
-        lines = [line for line in names.read_text().splitlines() if line.startswith("model name")]
-        if lines:
-            return lines[0].split(":")[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def row(label: str, numbers: Sequence[float | str | None], width: int = 12) -> None:

@@ -206,10 +206,15 @@ def device_name(device: str) -> str:
     """The GPU's name, or the processor's and how many threads."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return str(torch.cuda.get_device_name())
+    return f"{processor()}, {torch.get_num_threads()} threads"
+
+
+def processor() -> str:
+    """Its name, where the system tells."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{(names or [platform.machine()])[0]}, {torch.get_num_threads()} threads"
+    return (names or [platform.processor() or platform.machine()])[0]
 
 
 def commit() -> str | None:
