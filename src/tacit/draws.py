@@ -67,6 +67,7 @@ class Purpose(IntEnum):
     NOISE_ENTITY = 13
     NOISE_RELATION = 14
     NOISE_SHARED = 15
+    ROUND = 16
 
 
 def philox(

@@ -12,10 +12,8 @@ triples tell of them. `tacit export` writes rows elsewhere, for whoever decides 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +27,9 @@ from tacit import __version__
 from tacit.errors import BadInput, TacitError
 from tacit.evaluation.ranking import Metrics
 from tacit.examples import Examples
-from tacit.folders import PRIVATE, log_to, new_folder, read_json, seal, write_json
+from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json
 from tacit.graph import Graph, SplitName
+from tacit.kept import Kept, locked
 from tacit.models import Tables
 from tacit.models.model import Model
 from tacit.negatives import PublicPairs
@@ -40,10 +39,8 @@ from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated
 
 LOG = logging.getLogger(__name__)
-SCHEMA, CHECKPOINT = "tacit.run/1", "tacit.checkpoint/1"
+SCHEMA = "tacit.run/1"
 CONFIG, SHAREABLE = "config.json", "shareable"
-KEPT = 2
-"""Checkpoints that stay: the last, and the one before it."""
 
 
 class Run:
@@ -82,7 +79,7 @@ class Run:
             if not where.is_file():
                 raise TacitError(f"{self.path} is not finished: go on with tacit train --resume {self.path}")
             tensors, facts = load_tensors(where)
-            self._check_origin(where, facts, "tacit.model/1")
+            self._kept.check_origin(where, facts, "tacit.model/1")
             tables = Tables.of(tensors)
             self._model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
         return self._model
@@ -97,10 +94,10 @@ class Run:
         settings = json.dumps(self.settings.json(), sort_keys=True)
         return {"schema": schema, "graph": self.graph.fingerprint, "settings": settings}
 
-    def _check_origin(self, where: Path, facts: Mapping[str, str], schema: str) -> None:
-        for key, wanted in self._origin(schema).items():
-            if facts.get(key) != wanted:
-                raise BadInput(f"{where}: was made with another {key} than this run has now.")
+    @property
+    def _kept(self) -> Kept:
+        assert self.path is not None
+        return Kept(self.path, self._origin, {"metrics": self.path / PRIVATE / "metrics.jsonl"})
 
     def evaluate(self, split: SplitName = "test") -> Metrics:
         """Link prediction on a split, with the run's own sides and ties."""
@@ -140,31 +137,18 @@ class Run:
             fit = Fit(self.settings, [self.graph])
             fit.run(on_event)
             return self._end(fit)
-        path = self.path
-        with _locked(path) as lock_is_ours, log_to(path):
-            if self.finished:
-                raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        if self.finished:
+            raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        fit = Fit(self.settings, [self.graph])
+        with self._kept.training(fit) as (files, checkpoint):
             LOG.info("training begins, or goes on")
-            fit = Fit(self.settings, [self.graph])
-            size = self._load_checkpoint(fit)
-            with open(self.path / PRIVATE / "metrics.jsonl", "ab") as lines:
-                # What was written after the checkpoint will be written again.
-                lines.truncate(min(size, lines.seek(0, os.SEEK_END)))
-                lines.seek(0, os.SEEK_END)
 
-                def told(event: Event) -> None:
-                    if event["event"] != "kernels":  # that is of this process, not of the training
-                        lines.write(json.dumps(event).encode() + b"\n")
-                    on_event(event)
+            def told(event: Event) -> None:
+                if event["event"] != "kernels":  # that is of this process, not of the training
+                    files["metrics"].write(json.dumps(event).encode() + b"\n")
+                on_event(event)
 
-                def checkpoint() -> None:
-                    lines.flush()
-                    os.fsync(lines.fileno())
-                    if not lock_is_ours():
-                        raise TacitError(f"{path} was replaced by another run: this one ends.")
-                    self._save_checkpoint(fit, lines.tell())
-
-                fit.run(told, checkpoint)
+            fit.run(told, lambda: checkpoint(int(fit.cohort.epochs.max())))
             LOG.info("training ends")
             return self._end(fit)
 
@@ -186,44 +170,12 @@ class Run:
             save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
         return self
 
-    def _save_checkpoint(self, fit: Fit, journal: int) -> None:
-        """One file, whole or not at all; then the oldest goes."""
-        assert self.path is not None
-        folder = self.path / PRIVATE / "checkpoints"
-        epoch = int(fit.cohort.epochs.max())
-        facts = self._origin(CHECKPOINT) | {"journal": str(journal)}
-        save_tensors(folder / f"epoch-{epoch:08d}.safetensors", fit.state(), facts)
-        for old in sorted(folder.glob("epoch-*.safetensors"))[:-KEPT]:
-            old.unlink()
-
-    def _load_checkpoint(self, fit: Fit) -> int:
-        """Put the training back to its last checkpoint; how long its journal was then."""
-        assert self.path is not None
-        folder = self.path / PRIVATE / "checkpoints"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        failure: BadInput | None = None
-        for path in sorted(folder.glob("epoch-*.safetensors"), reverse=True):
-            try:
-                state, facts = load_tensors(path)
-                self._check_origin(path, facts, CHECKPOINT)
-                fit.load(state)
-                journal = int(facts["journal"])
-            except (BadInput, LookupError, ValueError) as error:
-                LOG.warning("a checkpoint is damaged or belongs to another run, and is passed over")
-                failure = failure or (error if isinstance(error, BadInput) else BadInput(f"{path}: is damaged."))
-                continue
-            LOG.info("resumed after epoch %d", int(fit.cohort.epochs.max()))
-            return journal
-        if failure is not None:
-            raise failure
-        return 0
-
 
 def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
     """A run folder that is ready to train: whole, or not there."""
     chosen_device(settings.training.device)
     _check(graph, settings)
-    held = _locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
+    held = locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
     with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
         private.mkdir(mode=0o700)
@@ -341,18 +293,6 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Callable[[], bool]]:
-    """One process trains a run at a time; gives a way to ask whether the run is still there, and still this one."""
-    lock = path / PRIVATE / "lock"
-    with open(lock, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TacitError(f"{path} is being trained by another process.") from None
-        yield lambda: lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))
 
 
 if __name__ == "__main__":

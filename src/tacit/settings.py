@@ -227,6 +227,13 @@ def from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return combine({FLAGS[name]: value for name, value in flags.items() if value is not None})
 
 
+def checked_section(kind: Any, given: Any, name: str) -> Any:
+    """A section's values as an instance of its class; an unknown key is an error that names the nearest one."""
+    if not isinstance(given, Mapping):
+        raise BadInput(f"found {excerpt(repr(given))} as {name}; expected a section with keys of its own.")
+    return _built(kind, given, name, extra=())
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The nested values of a TOML file."""
     try:

@@ -265,7 +265,7 @@ class Fit:
         while not self.finished.all():
             report = self.epoch()
             number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()
-            on_event({"event": "epoch", "epoch": number, "loss": _listed(report.loss), "steps": int(steps.max()),
+            on_event({"event": "epoch", "epoch": number, "loss": listed(report.loss), "steps": int(steps.max()),
                       "examples": report.examples, "seconds": round(report.seconds, 4)})  # fmt: skip
             done = self.cohort.epochs.cpu().numpy() >= training.epochs
             if training.steps is not None:
@@ -277,8 +277,8 @@ class Fit:
                 began = time.perf_counter()
                 found = self.validate(due)
                 seconds = round(time.perf_counter() - began, 4)
-                on_event({"event": "validation", "epoch": number, "mrr": _listed([m.mrr for m in found]),
-                          "hits10": _listed([m.hits10 for m in found]), "best": _listed(self.best_mrr.tolist()),
+                on_event({"event": "validation", "epoch": number, "mrr": listed([m.mrr for m in found]),
+                          "hits10": listed([m.hits10 for m in found]), "best": listed(self.best_mrr.tolist()),
                           "best_epoch": self.best_epoch.tolist(), "seconds": seconds})  # fmt: skip
             self.finished |= done
             if checkpoint is not None and (number % save_every == 0 or self.finished.all()):
@@ -326,6 +326,6 @@ def chosen_device(name: str) -> str:
     return name
 
 
-def _listed(values: Any) -> list[float | None]:
+def listed(values: Any) -> list[float | None]:
     """JSON has no NaN and no infinity."""
     return [float(value) if np.isfinite(value) else None for value in values]

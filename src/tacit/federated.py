@@ -1,0 +1,466 @@
+"""A federation and the folder it leaves behind: rounds, validation weighted over parties, early stopping, resuming.
+
+    config.json          settings, recipe and federation, defaults written out; what belongs to the folder
+    environment.json     versions, device, threads, each party's fingerprint
+    shareable/           privacy.json; transcript.jsonl: every message's kind, ends, size
+    private/             (0700) parties/, metrics.jsonl, metrics.json, model, checkpoints/, payloads/, log
+
+In one process one folder holds all parties, so all of it but `shareable/` is for whoever may see all of them: it is a
+simulation. A real federation has a folder per party.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tacit import __version__
+from tacit.errors import BadInput, BadValue, TacitError
+from tacit.evaluation.ranking import Metrics, weighted
+from tacit.federation.aggregation import AGGREGATIONS, Aggregation
+from tacit.federation.messages import SERVER
+from tacit.federation.star import Star
+from tacit.federation.transcript import Adversary, Transcript, View, rounds
+from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json
+from tacit.graph import Graph, SplitName
+from tacit.kept import Kept, locked
+from tacit.models import Tables
+from tacit.models.model import Model
+from tacit.parties import Parties
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, environment
+from tacit.settings import Settings, checked_section, combine, from_flags
+from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
+from tacit.training import Event, Fit, chosen_device, evaluated, listed
+
+LOG = logging.getLogger(__name__)
+SCHEMA = "tacit.federation/1"
+DEFAULTS: dict[str, Any] = {"evaluation": {"every": 5}}
+"""What a federation has by default where a training of one party has something else: validation every 5 rounds."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How parties learn together.
+
+    rounds: at most. local_epochs: epochs of each party in a round. fraction: the share of parties that train in one.
+    optimizer_state: what becomes of moments when a party is given rows, "reset" as in FedE's code, or "keep".
+    aggregation: mean, weighted, circular. values: float32, or float16 for half the bytes. changed_only: send only rows
+    that changed. keep_every: keep the messages' content of every so many rounds, for attacks. keep_mb: at most so much.
+    """
+
+    rounds: int = 300
+    local_epochs: int = 3
+    fraction: float = 1.0
+    optimizer_state: Literal["keep", "reset"] = "reset"
+    aggregation: str = "mean"
+    values: Literal["float32", "float16"] = "float32"
+    changed_only: bool = False
+    keep_every: int | None = None
+    keep_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_epochs", "keep_every", "keep_mb"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise BadValue(f"{name} is at least 1, not {value}")
+        if not 0 < self.fraction <= 1:
+            raise BadValue(f"fraction is above 0 and at most 1, not {self.fraction}")
+        if self.aggregation not in AGGREGATIONS:
+            raise BadValue(f"aggregation is {', '.join(AGGREGATIONS)}; not {self.aggregation!r}")
+
+    def how(self) -> Aggregation:
+        """The aggregation these settings name."""
+        return AGGREGATIONS[self.aggregation](self.values, self.changed_only)
+
+    def transcript(self) -> Transcript:
+        """An empty one that keeps what is asked for."""
+        if self.keep_every is None:
+            return Transcript()
+        return Transcript(rounds(self.keep_every), self.keep_mb << 20)
+
+
+class Together:
+    """Parties that train round by round, with a star between them or with nothing.
+
+    With a star, all stop at once: when the mean of the parties' validation MRR, weighted by their triples, has not
+    improved. Without, each stops by itself. What is kept is the best.
+    """
+
+    def __init__(self, fit: Fit, wanted: Federation, star: Star | None = None):
+        self.fit, self.wanted, self.star = fit, wanted, star
+        self.rounds = self.waited = self.best_round = 0
+        self.best_mrr, self.finished = -np.inf, False
+
+    def run(self, on_event: Callable[[Event], None], checkpoint: Callable[[], None] | None = None) -> None:
+        """Rounds until there are enough of them, or validation has not improved for long enough."""
+        fit, evaluation = self.fit, self.fit.settings.evaluation
+        on_event({"event": "kernels", "name": fit.kernel_name, "seconds": None})
+        on_event({"event": "kernels", "name": fit.kernel_name, "seconds": fit.prepare()})
+        while not self.finished:
+            began = time.perf_counter()
+            about = self._round()
+            self.rounds += 1
+            seconds = round(time.perf_counter() - began, 4)
+            on_event({"event": "round", "round": self.rounds} | about | {"seconds": seconds})
+            last = self.rounds >= self.wanted.rounds
+            if due := self.rounds % evaluation.every == 0 or last:
+                fit.check_rows()
+                began = time.perf_counter()
+                found = self._validate()
+                seconds = round(time.perf_counter() - began, 4)
+                on_event({"event": "validation", "round": self.rounds} | found | {"seconds": seconds})
+            self.finished |= last
+            if checkpoint is not None and (due or self.finished):
+                checkpoint()
+
+    def _round(self) -> dict[str, Any]:
+        if self.star is not None:
+            report = self.star.round()
+            return {"trained": list(report.trained), "loss": listed(report.loss), "steps": report.steps,
+                    "examples": report.examples, "given": report.given, "sent": report.sent}  # fmt: skip
+        active = ~self.fit.finished
+        reports = [self.fit.epoch(active) for _ in range(self.wanted.local_epochs)]
+        loss = np.mean([report.loss for report in reports], axis=0)
+        return {"trained": np.flatnonzero(active).tolist(), "loss": listed(loss), "given": 0, "sent": 0,
+                "steps": sum(r.steps for r in reports), "examples": sum(r.examples for r in reports)}  # fmt: skip
+
+    def _validate(self) -> dict[str, Any]:
+        fit, given = self.fit, 0
+        if self.star is None:
+            found = fit.validate()
+            self.finished = bool(fit.finished.all())
+            fit.best_epoch[:] = np.where(fit.waited == 0, self.rounds, fit.best_epoch)
+            best = [float(mrr) for mrr in fit.best_mrr]
+            return {"mrr": listed([weighted(found).mrr])[0], "parties": listed([m.mrr for m in found]),
+                    "best": listed(best), "best_round": fit.best_epoch.tolist(), "given": 0}  # fmt: skip
+        given = self.star.give(range(len(fit.graphs)))
+        found = fit.evaluate("valid", best=False)
+        whole = weighted(found)
+        if whole.count and not whole.mrr > self.best_mrr:
+            self.waited += 1
+            self.finished = self.waited >= fit.settings.evaluation.patience
+        else:
+            self.waited, self.best_round = 0, self.rounds
+            self.best_mrr = whole.mrr if whole.count else -np.inf
+            for name, tensor in fit.best.tensors().items():
+                tensor.copy_(fit.cohort.tables.tensors()[name])
+        return {"mrr": listed([whole.mrr])[0], "hits10": listed([whole.hits10])[0],
+                "parties": listed([m.mrr for m in found]), "best": listed([self.best_mrr])[0],
+                "best_round": self.best_round, "given": given}  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed federation needs, but for the transcript."""
+        own = {"rounds": self.rounds, "waited": self.waited, "best_round": self.best_round, "finished": self.finished}
+        kept = {f"together.{name}": torch.tensor([int(value)]) for name, value in own.items()}
+        kept["together.best_mrr"] = torch.tensor([self.best_mrr], dtype=torch.float64)
+        return self.fit.state() | kept | ({} if self.star is None else self.star.state())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.fit.load(state)
+        for name in ("rounds", "waited", "best_round"):
+            setattr(self, name, int(state[f"together.{name}"]))
+        self.finished, self.best_mrr = bool(state["together.finished"]), float(state["together.best_mrr"])
+        if self.star is not None:
+            self.star.load(state)
+
+
+class FederatedRun:
+    """A federation, finished or not. Kept in memory, or in a folder.
+
+    Attributes
+    ----------
+    metrics
+        By split: the mean over parties, weighted by their questions.
+    by_party
+        By split: each party's own, among its own entities.
+    """
+
+    def __init__(
+        self, recipe: str, parties: Parties, settings: Settings, federation: Federation, path: Path | None = None
+    ):
+        self.recipe, self.parties, self.settings, self.federation = recipe, parties, settings, federation
+        self.path = path
+        self.transcript = federation.transcript()
+        self.metrics: dict[str, Metrics] = {}
+        self.by_party: dict[str, list[Metrics]] = {}
+        self.best_round: int | list[int] = 0
+        self._fit: Fit | None = None
+        self._tables: Tables | None = None
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def train(self, on_event: Callable[[Event], None] = lambda event: None) -> FederatedRun:
+        """From the beginning or from the last checkpoint, to the end; then rank validation and test by the best."""
+        from tacit.recipes import RECIPES, Setup
+
+        if self.path is not None and self.finished:
+            raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        self.transcript = self.federation.transcript()
+        setup = Setup(self.parties, self.settings, self.federation, self.transcript)
+        together = RECIPES[self.recipe](setup)
+        if self.path is None:
+            together.run(on_event)
+            return self._end(together)
+        begun, written = len(self.transcript.records), 0
+
+        def resumed() -> None:
+            """The agreement on names is done again, and is in the transcript already if there is a checkpoint."""
+            nonlocal written
+            assert self.path is not None
+            if together.rounds:
+                self.transcript.records.clear()
+                self.transcript.payloads.clear()
+                self.transcript.kept = 0
+                self.transcript.load(self.path / SHAREABLE / "transcript.jsonl", self.path / PRIVATE / "payloads")
+                written = len(self.transcript.records)
+
+        with self._kept.training(together, resumed) as (files, save):
+            LOG.info("the federation begins, or goes on, with %d messages", begun)
+
+            def told(event: Event) -> None:
+                if event["event"] != "kernels":
+                    files["metrics"].write(json.dumps(event).encode() + b"\n")
+                on_event(event)
+
+            def checkpoint() -> None:
+                nonlocal written
+                self._write_payloads(written)
+                for line in self.transcript.lines(written):
+                    files["transcript"].write(line.encode() + b"\n")
+                written = len(self.transcript.records)
+                save(together.rounds)
+
+            if not together.finished:
+                together.run(told, checkpoint)
+            LOG.info("the federation ends")
+            return self._end(together)
+
+    def _write_payloads(self, first: int) -> None:
+        assert self.path is not None
+        folder = self.path / PRIVATE / "payloads"
+        for number in range(first, len(self.transcript.records)):
+            if (message := self.transcript.payloads.get(number)) is not None:
+                (folder / f"{number:08d}").write_bytes(message.encode())
+
+    def _end(self, together: Together) -> FederatedRun:
+        self._fit = fit = together.fit
+        alone = together.star is None
+        self.best_round = fit.best_epoch.tolist() if alone else together.best_round
+        splits: tuple[SplitName, ...] = ("valid", "test")
+        for split in splits:
+            found = [evaluated(self.model(i), graph, split, self.settings) for i, graph in enumerate(self.parties)]
+            if any(metrics.count for metrics in found):
+                self.by_party[split], self.metrics[split] = found, weighted(found)
+        if self.path is not None:
+            private = self.path / PRIVATE
+            write_json(private / "metrics.json", "tacit.metrics/1", self.results())
+            save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
+        return self
+
+    def results(self) -> dict[str, Any]:
+        """What was measured, as JSON has it."""
+        evaluation = self.settings.evaluation
+        return {
+            "recipe": self.recipe,
+            "metrics": {split: metrics.json() for split, metrics in self.metrics.items()},
+            "parties": {
+                name: {split: found[i].json() for split, found in self.by_party.items()}
+                for i, name in enumerate(self.parties.names)
+            },
+            "ranking": {"sides": evaluation.sides, "ties": evaluation.ties, "filtered": True},
+            "best_round": self.best_round,
+            "communication": self.communication(),
+            "epsilon": None,
+        }
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    def model(self, party: int) -> Model:
+        """A party's model, as it was when validation was best."""
+        fit = self._fit or Fit(self.settings, self._trained_graphs())
+        self._fit = fit
+        if self.path is not None and self._tables is None and self.finished:
+            where = self.path / PRIVATE / "model.safetensors"
+            tensors, facts = load_tensors(where)
+            self._kept.check_origin(where, facts, "tacit.model/1")
+            self._tables = Tables.of(tensors).like(lambda tensor: tensor.to(fit.device))
+        if self._tables is not None:
+            fit.best = self._tables
+        if len(fit.graphs) == len(self.parties):
+            return fit.model(party)
+        return fit.model(0).seen_by(fit.graphs[0], self.parties[party])
+
+    def _trained_graphs(self) -> tuple[Graph, ...]:
+        from tacit.recipes import Setup
+
+        pooled = self.recipe == "central"
+        return Setup(self.parties, self.settings, self.federation, Transcript()).graphs(pooled=pooled)
+
+    def communication(self) -> dict[str, Any]:
+        """Bytes by party and direction, and in all."""
+        by_party = {name: self.transcript.traffic(i) for i, name in enumerate(self.parties.names)}
+        whole = sum(record.size for record in self.transcript.records)
+        up = sum(record.size for record in self.transcript.records if record.receiver == SERVER)
+        return {"bytes": whole, "to_server": up, "from_server": whole - up, "messages": len(self.transcript.records),
+                "parties": by_party}  # fmt: skip
+
+    def cost_of(self, mrr: float, events: list[Event]) -> dict[str, int] | None:
+        """Rounds and bytes until validation first reached an MRR, by the events of the training; None: never."""
+        for event in events:
+            if event["event"] == "validation" and event["mrr"] is not None and event["mrr"] >= mrr:
+                upto = event["round"]
+                # Rows that were given for this validation bear the number of the round that made them.
+                spent = sum(record.size for record in self.transcript.records if record.round <= upto)
+                return {"rounds": upto, "bytes": spent}
+        return None
+
+    def events(self) -> list[Event]:
+        """What happened, round by round."""
+        assert self.path is not None
+        return [json.loads(line) for line in (self.path / PRIVATE / "metrics.jsonl").read_text().splitlines()]
+
+    def view(self, adversary: Adversary, leaks: Mapping[str, Any] | None = None) -> View:
+        """What an adversary saw of it."""
+        return self.transcript.view(adversary, graphs=self.parties.graphs, leaks=leaks)
+
+    # -- in a folder ---------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
+
+    def _origin(self, schema: str) -> dict[str, str]:
+        about = {"recipe": self.recipe, "settings": self.settings.json(), "federation": asdict(self.federation)}
+        prints = [graph.fingerprint for graph in self.parties]
+        return {"schema": schema, "graphs": json.dumps(prints), "settings": json.dumps(about, sort_keys=True)}
+
+    @property
+    def _kept(self) -> Kept:
+        assert self.path is not None
+        metrics, transcript = self.path / PRIVATE / "metrics.jsonl", self.path / SHAREABLE / "transcript.jsonl"
+        return Kept(self.path, self._origin, {"metrics": metrics, "transcript": transcript})
+
+    @staticmethod
+    def create(
+        recipe: str, parties: Parties, settings: Settings, federation: Federation, path: Path, *, force: bool = False
+    ) -> FederatedRun:
+        """A folder that is ready to train: whole, or not there."""
+        chosen_device(settings.training.device)
+        with _held(path, force), new_folder(path, CONFIG, force=force) as folder:
+            private = folder / PRIVATE
+            private.mkdir(mode=0o700)
+            for name in ("checkpoints", "parties", "payloads"):
+                (private / name).mkdir(mode=0o700)
+            (folder / SHAREABLE).mkdir()
+            for name, graph in zip(parties.names, parties, strict=True):
+                save_graph(private / "parties" / f"{name}.safetensors", graph)
+            for journal in (private / "metrics.jsonl", folder / SHAREABLE / "transcript.jsonl"):
+                journal.touch()
+            about = environment(parties[0])
+            del about["graph"]
+            named = zip(parties.names, parties, strict=True)
+            about["graphs"] = {name: environment(graph)["graph"] for name, graph in named}
+            write_json(folder / "environment.json", "tacit.environment/1", about)
+            write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
+            seal(folder, CONFIG, SCHEMA, {"recipe": recipe, "parties": list(parties.names), "settings": settings.json(),
+                                          "federation": asdict(federation), "origin": dict(parties.origin),
+                                          "tacit": __version__})  # fmt: skip
+        return FederatedRun(recipe, parties, settings, federation, path)
+
+    @staticmethod
+    def open(path: str | Path) -> FederatedRun:
+        """The federation in a folder."""
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
+        wanted = {"settings": dict, "federation": dict, "recipe": str, "parties": list}
+        config = read_json(path / CONFIG, SCHEMA, wanted)
+        graphs = tuple(load_graph(path / PRIVATE / "parties" / f"{name}.safetensors") for name in config["parties"])
+        parties = Parties(tuple(config["parties"]), graphs, None, config.get("origin", {}))
+        federation = checked_section(Federation, config["federation"], "federation")
+        run = FederatedRun(config["recipe"], parties, Settings.make(config["settings"]), federation, path)
+        if run.finished:
+            run.transcript.load(path / SHAREABLE / "transcript.jsonl", path / PRIVATE / "payloads")
+            where = path / PRIVATE / "metrics.json"
+            found = read_json(where, "tacit.metrics/1", {"metrics": dict, "parties": dict})
+            try:
+                run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+                run.by_party = {
+                    split: [Metrics(**found["parties"][name][split]) for name in parties.names] for split in run.metrics
+                }
+            except (TypeError, LookupError):
+                raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
+            run.best_round = found["best_round"]
+        return run
+
+
+def _held(path: Path, force: bool) -> Any:
+    """The lock of what is to be replaced, so that no process trains in it."""
+    return locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
+
+
+def federate(
+    parties: Parties,
+    recipe: str = "fede",
+    *,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+    **flags: Any,
+) -> FederatedRun:
+    """Let parties learn together.
+
+    Parameters
+    ----------
+    recipe
+        local, central, fede or fedr: see `tacit.recipes`.
+    out
+        The folder to keep the run in; default: memory only.
+    settings
+        All settings, nested as in a TOML file, with a section "federation".
+    flags
+        The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction.
+
+    >>> from tacit.clinic import clinic
+    >>> run = federate(clinic("small"), "fede", dim=8, negatives=4, rounds=2, every=1)
+    >>> run.communication()["to_server"] > 0
+    True
+    """
+    wanted, chosen = split_settings(combine(dict(settings or {}), _sections(flags)))
+    check_recipe(recipe)
+    if out is None:
+        return FederatedRun(recipe, parties, wanted, chosen).train(on_event)
+    return FederatedRun.create(recipe, parties, wanted, chosen, Path(out), force=force).train(on_event)
+
+
+def check_recipe(recipe: str) -> None:
+    """Refuse a recipe that there is none of."""
+    from tacit.recipes import RECIPES
+
+    if recipe not in RECIPES:
+        raise TacitError(f"the recipe is {', '.join(RECIPES)}; not {recipe!r}.")
+
+
+def split_settings(values: Mapping[str, Any]) -> tuple[Settings, Federation]:
+    """Settings of training and of the federation, from nested values with a section "federation"."""
+    values = combine(DEFAULTS, values)
+    federation = checked_section(Federation, values.pop("federation", {}), "federation")
+    return Settings.make(values), federation
+
+
+def _sections(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags as sections: what belongs to the federation, and the rest."""
+    own = {f.name for f in fields(Federation)}
+    mine = {name: value for name, value in flags.items() if name in own and value is not None}
+    rest = from_flags({name: value for name, value in flags.items() if name not in own})
+    return combine(rest, {"federation": mine} if mine else {})

@@ -1,0 +1,310 @@
+"""A star: a server that holds the shared rows, and parties that train on their own graphs between its rounds.
+
+FedE shares entity rows, FedR relation rows; all other rows stay with their party. In one process all parties are one
+cohort, and train in one go; what passes between a party and the server passes as a recorded message, and comes in
+through an inbox, as it would from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.draws import Purpose, Stream
+from tacit.errors import BadInput, BadValue, TacitError
+from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result, Share, Shared
+from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.transcript import Transcript
+from tacit.graph import Graph, Vocab
+from tacit.models import Layout, Tables
+from tacit.training import Fit
+
+Tensor = Any
+GIVE, AGREE = 0, 1
+"""Phases of a round: the server gives its rows, then the phases of the aggregation. Before round 1: names, places."""
+FEW_SHARED = 0.5
+"""Below this share of rows that two parties or more have, there is little to learn from each other."""
+
+
+class InProcess:
+    """Messages within one process: recorded, and handed over as they are."""
+
+    def __init__(self, transcript: Transcript):
+        self.transcript = transcript
+        self.waiting: dict[int, list[Message]] = {}
+
+    def send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.transcript.record(message)
+            self.waiting.setdefault(message.receiver, []).append(message)
+
+    def receive(self, inbox: Inbox) -> Inbox:
+        """Take what waits for the inbox's owner."""
+        for message in self.waiting.pop(inbox.receiver, []):
+            inbox.take(message)
+        return inbox
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round did: who trained, mean losses (NaN: it rested), steps, bytes that the server gave and was sent."""
+
+    number: int
+    trained: tuple[int, ...]
+    loss: tuple[float, ...]
+    steps: int
+    examples: int
+    given: int
+    sent: int
+
+
+def agree(
+    graphs: Sequence[Graph], part: Part, transport: InProcess, device: Any, twice: bool
+) -> tuple[int, list[Tensor]]:
+    """The open union of names: each party tells the server its names, and is told which shared rows they have.
+
+    The server learns every party's names. `twice`: relations have a second row each, for their inverses.
+
+    Returns
+    -------
+    How many shared rows there are, and for each party the shared row of each of its rows.
+    """
+    vocabularies = [graph.entities if part == "entity" else graph.relations for graph in graphs]
+    transport.send([
+        Message("names", 0, GIVE, party, SERVER, {"part": part, "count": len(vocabulary)},
+                {"text": torch.frombuffer(bytearray("\n".join(vocabulary.names).encode() or b"\n"), dtype=torch.uint8)})
+        for party, vocabulary in enumerate(vocabularies)
+    ])  # fmt: skip
+    inbox = transport.receive(
+        Inbox("names", part, 0, GIVE, SERVER, {party: len(v) for party, v in enumerate(vocabularies)})
+    )
+    told = [_names(message) for message in inbox.messages()]
+    union = Vocab(name for vocabulary in told for name in vocabulary.names)
+    total = len(union) * (2 if twice else 1)
+    places = [torch.from_numpy(vocabulary.positions(union).astype(np.int64)) for vocabulary in told]
+    if twice:
+        places = [torch.cat([ids, ids + len(union)]) for ids in places]
+    transport.send([
+        Message("places", 0, AGREE, SERVER, party, {"part": part, "total": total}, {"ids": ids})
+        for party, ids in enumerate(places)
+    ])  # fmt: skip
+    found = []
+    for party, ids in enumerate(places):
+        own = transport.receive(Inbox("places", part, 0, AGREE, party, {SERVER: len(ids)}))
+        found.append(own.messages()[0].arrays["ids"].to(device))
+    return total, found
+
+
+def _names(message: Message) -> Vocab:
+    """The names a party told, checked as any other."""
+    try:
+        text = bytes(message.arrays["text"].tolist()).decode("utf-8")
+        vocabulary = Vocab(text.split("\n") if message.says["count"] else ())
+    except (UnicodeDecodeError, BadInput) as error:
+        raise Refused(f"names that cannot be names: {error}") from None
+    if len(vocabulary) != message.says["count"]:
+        raise Refused(f"{len(vocabulary):,} distinct names, where {message.says['count']:,} were announced")
+    return vocabulary
+
+
+class Star:
+    """The server's rows and what the parties have of them.
+
+    Parameters
+    ----------
+    fit
+        The parties' cohort.
+    part
+        What is shared: entity rows (FedE) or relation rows (FedR).
+    fraction
+        The share of parties that train in a round, at least one; who, is drawn anew each round.
+    optimizer_state
+        What becomes of a party's moments when it is given rows: "reset" as in FedE's code, or "keep".
+    """
+
+    def __init__(
+        self,
+        fit: Fit,
+        part: Part,
+        aggregation: Aggregation,
+        transcript: Transcript,
+        *,
+        local_epochs: int = 3,
+        fraction: float = 1.0,
+        optimizer_state: str = "reset",
+    ):
+        if not 0 < fraction <= 1:
+            raise BadValue(f"fraction is above 0 and at most 1, not {fraction}")
+        if local_epochs < 1:
+            raise BadValue(f"local_epochs is at least 1, not {local_epochs}")
+        if optimizer_state not in ("keep", "reset"):
+            raise BadValue(f"optimizer_state is keep or reset, not {optimizer_state!r}")
+        scorer, dim = fit.settings.scorer, fit.settings.dim
+        aggregation.check(scorer, part)
+        if isinstance(aggregation, CircularMean):
+            aggregation = aggregation.for_scorer(scorer, dim)
+        self.fit, self.part, self.aggregation = fit, part, aggregation
+        self.transport = InProcess(transcript)
+        self.local_epochs, self.fraction, self.optimizer_state = local_epochs, fraction, optimizer_state
+        device, parties = fit.device, len(fit.graphs)
+        twice = part == "relation" and fit.settings.training.reciprocal
+        self.total, self.places = agree(fit.graphs, part, self.transport, device, twice)
+        # The server draws its first rows as a party of number 0 would: alone, that party's own.
+        layout = Layout((self.total,), (1,), (0,)) if part == "entity" else Layout((1,), (self.total,), (0,))
+        first = Tables.begin(scorer, dim, layout, seed=fit.settings.seed)
+        self.table = getattr(first, part).to(device)
+        self.rounds = 0
+        self.changed = torch.zeros(self.total, dtype=torch.int64, device=device)
+        """The round after which each shared row last became another."""
+        self.seen = torch.full((parties,), -1, dtype=torch.int64)
+        """The round after which each party was last given rows; -1: never."""
+        self.given: Tensor | None = None
+        """The parties' rows as they were given, where what changed is sent."""
+        self.counts: dict[int, Tensor] = {}
+        if aggregation.needs_counts:
+            self._tell_counts()
+
+    # -- what a party has ----------------------------------------------------------------------------------------------
+
+    def rows(self, party: int) -> Tensor:
+        """A party's own rows of what is shared: a look at the cohort's."""
+        return getattr(self.fit.cohort.tables, self.part)[self.fit.layout.rows(self.part, party)]
+
+    def shared_by(self, many: int) -> float:
+        """The share of shared rows that at least so many parties have."""
+        owners = torch.zeros(self.total, device=self.table.device)
+        for ids in self.places:
+            owners[ids] += 1
+        return float((owners >= many).float().mean())
+
+    def _tell_counts(self) -> None:
+        """Once, before the first round: how often each row occurs in its party's training triples."""
+        rows = {party: len(ids) for party, ids in enumerate(self.places)}
+        for party, graph in enumerate(self.fit.graphs):
+            columns = [0, 2] if self.part == "entity" else [1]
+            many = np.bincount(graph.train.triples[:, columns].reshape(-1), minlength=rows[party])[: rows[party]]
+            if self.fit.settings.training.reciprocal and self.part == "relation":
+                half = rows[party] // 2
+                many = np.concatenate([many[:half], many[:half]])
+            values = torch.from_numpy(many.astype(np.float32))
+            self.transport.send([Message("counts", 0, AGREE, party, SERVER, {"part": self.part}, {"values": values})])
+        inbox = self.transport.receive(Inbox("counts", self.part, 0, AGREE, SERVER, rows))
+        self.counts = {m.sender: m.arrays["values"].to(self.table.device) for m in inbox.messages()}
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def sampled(self, number: int) -> list[int]:
+        """Who trains in a round."""
+        parties = len(self.places)
+        many = max(1, round(self.fraction * parties))
+        if many == parties:
+            return list(range(parties))
+        order = Stream(self.fit.settings.seed, Purpose.ROUND, 0, number).permutation(parties)
+        return sorted(order[:many].tolist())
+
+    def give(self, parties: Sequence[int]) -> int:
+        """Bring these parties' rows up to date, where they are not; how many bytes that took."""
+        late = [party for party in parties if int(self.seen[party]) < self.rounds]
+        messages = []
+        for party in late:
+            ids = self.places[party]
+            arrays = {"values": self.table[ids]}
+            if self.aggregation.changed_only and int(self.seen[party]) >= 0:
+                moved = (self.changed[ids] > int(self.seen[party])).nonzero()[:, 0]
+                which = ids[moved].sort().values
+                arrays = {"ids": which, "values": self.table[which]}
+            arrays["values"] = self.aggregation.packed(arrays["values"])
+            messages.append(Message("rows", self.rounds, GIVE, SERVER, party, {"part": self.part}, arrays))
+        self.transport.send(messages)
+        for party in late:
+            self._receive(party)
+        return sum(message.size for message in messages)
+
+    def _receive(self, party: int) -> None:
+        """A party takes the rows that wait for it."""
+        ids, own = self.places[party], self.rows(party)
+        inbox = Inbox("rows", self.part, self.rounds, GIVE, party, {SERVER: len(ids)}, own.shape[1], self.total)
+        [message] = self.transport.receive(inbox).messages()
+        values = message.arrays["values"].to(own)
+        if (named := message.arrays.get("ids")) is not None:
+            place = torch.full((self.total,), -1, dtype=torch.int64, device=own.device)
+            place[ids] = torch.arange(len(ids), device=own.device)
+            at = place[named]
+            if bool((at < 0).any()):
+                raise Refused("rows that this party has no place for")
+            own[at] = values
+        else:
+            own.copy_(values)
+        self.seen[party] = self.rounds
+        if self.aggregation.changed_only:
+            if self.given is None:
+                self.given = getattr(self.fit.cohort.tables, self.part).clone()
+            self.given[self.fit.layout.rows(self.part, party)] = own
+
+    def round(self) -> RoundReport:
+        """Give, train, aggregate."""
+        number, fit = self.rounds + 1, self.fit
+        chosen = self.sampled(number)
+        given = self.give(chosen)
+        active = np.zeros(len(self.places), bool)
+        active[chosen] = True
+        if self.optimizer_state == "reset":
+            fit.cohort.between_rounds("reset")
+        reports = [fit.epoch(active) for _ in range(self.local_epochs)]
+        sent = self._aggregate(number, chosen)
+        self.rounds = number
+        loss = np.mean([report.loss for report in reports], axis=0).tolist()
+        steps, examples = (int(sum(getattr(report, name) for report in reports)) for name in ("steps", "examples"))
+        return RoundReport(number, tuple(chosen), tuple(loss), steps, examples, given, sent)
+
+    def _aggregate(self, number: int, trained: Sequence[int]) -> int:
+        """All phases of the aggregation; how many bytes the parties sent."""
+        shares = {party: self._share(number, party) for party in trained}
+        owners = {party: self.places[party] for party in trained}
+        shared = Shared(number, self.part, self.table, owners, self.counts)
+        inboxes: dict[int, list[Message]] = {party: [] for party in trained}
+        phase, sent = AGREE, 0
+        while True:
+            for party in trained:
+                messages = self.aggregation.respond(phase, shares[party], inboxes[party])
+                sent += sum(message.size for message in messages)
+                self.transport.send(messages)
+            answer = self.aggregation.advance(
+                phase, shared, self.transport.receive(self.aggregation.expected(phase, shared))
+            )
+            if isinstance(answer, Result):
+                break
+            self.transport.send(answer)
+            inboxes = {party: self.transport.waiting.pop(party, []) for party in trained}
+            phase += 1
+        if answer.absent:
+            raise TacitError(f"{len(answer.absent)} parties sent nothing in round {number}")
+        self.changed[(answer.table != self.table).any(-1)] = number
+        self.table = answer.table
+        return sent
+
+    def _share(self, number: int, party: int) -> Share:
+        before = None if self.given is None else self.given[self.fit.layout.rows(self.part, party)]
+        return Share(party, number, self.part, self.places[party], self.rows(party), before)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed federation needs beside the cohort's state."""
+        found = {"star.table": self.table, "star.changed": self.changed, "star.seen": self.seen}
+        found["star.rounds"] = torch.tensor([self.rounds])
+        if self.given is not None:
+            found["star.given"] = self.given
+        return found
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        self.table = state["star.table"].to(self.table)
+        self.changed.copy_(state["star.changed"])
+        self.seen.copy_(state["star.seen"])
+        self.rounds = int(state["star.rounds"])
+        self.given = state["star.given"].to(self.table) if "star.given" in state else None

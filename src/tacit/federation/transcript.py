@@ -1,0 +1,200 @@
+"""The record of a federation: every message, who could see it, how large it was; and what an adversary sees of it.
+
+An attack is given a `View`, and nothing else: neither a party nor a graph nor a run. What it may assume beyond what its
+adversary saw is a declared leak, which is named in whatever the attack reports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tacit.errors import BadInput, TacitError
+from tacit.federation.messages import SERVER, Message
+from tacit.graph import Graph
+
+Role = Literal["server", "party", "server+party", "peer", "ledger-reader", "outsider"]
+ROLES: dict[Role, str] = {
+    "server": "whoever runs the server: what reaches it and what it sends",
+    "party": "one party: what it receives and sends, and its own graph",
+    "server+party": "the server and one party together",
+    "peer": "one party where there is no server: what it receives and sends, and its own graph",
+    "ledger-reader": "anyone who reads the ledger: what was published there",
+    "outsider": "anyone who is given the final rows",
+}
+PUBLISHED = frozenset({"record"})
+"""Kinds of messages that a ledger shows to everyone."""
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Who attacks: a role, and which party where the role is one."""
+
+    role: Role
+    party: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise TacitError(f"the adversary is {', '.join(ROLES)}; not {self.role!r}")
+        if ("party" in self.role or self.role == "peer") != (self.party is not None):
+            wanted = "one of the parties: say which" if self.party is None else "no party"
+            raise TacitError(f"the adversary {self.role} is {wanted}")
+
+    def sees(self, record: Record) -> bool:
+        """Whether this message passed before the adversary's eyes."""
+        ends = {record.sender, record.receiver}
+        if self.role == "ledger-reader":
+            return record.kind in PUBLISHED
+        if self.role == "outsider":
+            return False
+        own = {self.party} if self.party is not None else set()
+        return bool(ends & (own | ({SERVER} if "server" in self.role else set())))
+
+
+@dataclass(frozen=True)
+class Record:
+    """One message, as the transcript has it."""
+
+    number: int
+    round: int
+    phase: int
+    kind: str
+    part: str | None
+    sender: int
+    receiver: int
+    size: int
+    sha256: str | None = None
+    """Of its canonical bytes, where it was kept or sent."""
+
+    def json(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class View:
+    """What an adversary has: messages that were kept, its own graph, the final rows, and leaks that were declared.
+
+    Attributes
+    ----------
+    records
+        Every message that it saw, kept or not.
+    leaks
+        What the attack is given beyond that, by name: to be printed with its result.
+    """
+
+    adversary: Adversary
+    records: Sequence[Record]
+    payloads: Mapping[int, Message]
+    graph: Graph | None = None
+    published: Mapping[str, Any] | None = None
+    leaks: Mapping[str, Any] = field(default_factory=dict)
+
+    def messages(self, **wanted: Any) -> Iterator[tuple[Record, Message]]:
+        """Messages that were kept, in their order; `wanted`: fields of the record, such as round=3, sender=0."""
+        for record in self.records:
+            if record.number in self.payloads and all(getattr(record, name) == value for name, value in wanted.items()):
+                yield record, self.payloads[record.number]
+
+
+Filter = Callable[[Record], bool]
+
+
+class Transcript:
+    """Every message of a federation.
+
+    Parameters
+    ----------
+    keep
+        Which messages' content is kept, beside its size; default: of none.
+    cap
+        Bytes of content that are kept at most; what comes after is recorded without content, and `dropped` counts it.
+    """
+
+    def __init__(self, keep: Filter = lambda record: False, cap: int = 1 << 30):
+        self.keep, self.cap = keep, cap
+        self.records: list[Record] = []
+        self.payloads: dict[int, Message] = {}
+        self.kept = self.dropped = 0
+
+    def record(self, message: Message) -> Record:
+        """Note a message as it is sent."""
+        record = Record(len(self.records), message.round, message.phase, message.kind, message.says.get("part"),
+                        message.sender, message.receiver, message.size)  # fmt: skip
+        if self.keep(record):
+            if self.kept + record.size > self.cap:
+                self.dropped += 1
+            else:
+                # A copy: in one process a message is a look at rows that will move.
+                copy = replace(message, arrays={name: t.detach().cpu().clone() for name, t in message.arrays.items()})
+                record = replace(record, sha256=hashlib.sha256(copy.encode()).hexdigest())
+                self.payloads[record.number] = copy
+                self.kept += record.size
+        self.records.append(record)
+        return record
+
+    def view(
+        self,
+        adversary: Adversary,
+        *,
+        graphs: Sequence[Graph] = (),
+        published: Mapping[str, Any] | None = None,
+        leaks: Mapping[str, Any] | None = None,
+    ) -> View:
+        """What this adversary has seen. Of the graphs it gets its own, and of the rows the published ones."""
+        seen = [record for record in self.records if adversary.sees(record)]
+        own = graphs[adversary.party] if adversary.party is not None and graphs else None
+        content = {record.number: self.payloads[record.number] for record in seen if record.number in self.payloads}
+        return View(adversary, seen, content, own, published, dict(leaks or {}))
+
+    # -- how much was sent ---------------------------------------------------------------------------------------------
+
+    def bytes_by(self, *fields: str) -> dict[tuple[Any, ...], int]:
+        """How many bytes, by fields of the record: bytes_by("round", "sender")."""
+        found: dict[tuple[Any, ...], int] = {}
+        for record in self.records:
+            key = tuple(getattr(record, name) for name in fields)
+            found[key] = found.get(key, 0) + record.size
+        return found
+
+    def traffic(self, party: int) -> dict[str, int]:
+        """Bytes that a party sent and received."""
+        sent = sum(record.size for record in self.records if record.sender == party)
+        return {"sent": sent, "received": sum(record.size for record in self.records if record.receiver == party)}
+
+    # -- on disk -------------------------------------------------------------------------------------------------------
+
+    def lines(self, first: int = 0) -> Iterable[str]:
+        """The records from a number on, as lines of JSON."""
+        return (json.dumps(record.json(), sort_keys=True) for record in self.records[first:])
+
+    def load(self, path: Path, payloads: Path) -> None:
+        """Take over what another transcript wrote: its lines, and the contents that were kept."""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            try:
+                record = Record(**json.loads(line))
+            except (ValueError, TypeError):
+                raise BadInput(f"{path}:{number + 1}: found {line[:60]!r}; expected the record of a message.") from None
+            if record.number != number:
+                raise BadInput(f"{path}:{number + 1}: found number {record.number}; expected {number}.")
+            self.records.append(record)
+            if record.sha256 is not None:
+                data = (payloads / f"{number:08d}").read_bytes()
+                if hashlib.sha256(data).hexdigest() != record.sha256:
+                    raise BadInput(f"{payloads / f'{number:08d}'}: was changed: its hash is not the transcript's.")
+                self.payloads[number] = Message.decode(data)
+                self.kept += record.size
+
+
+def rounds(every: int, parties: Iterable[int] | None = None) -> Filter:
+    """Keep rows of every so many rounds; of these parties alone, if any are named."""
+    wanted = None if parties is None else set(parties)
+
+    def keep(record: Record) -> bool:
+        ends = {record.sender, record.receiver}
+        return record.round % every == 0 and (wanted is None or bool(ends & wanted))
+
+    return keep
