@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.errors import BadInput, TacitError
+    from tacit.federated import FederatedRun, federate
     from tacit.files import read_graph, read_parties, write_graph, write_parties
     from tacit.graph import Graph
     from tacit.inspection import inspect
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BadInput",
+    "FederatedRun",
     "Graph",
     "Parties",
     "Run",
     "Settings",
     "TacitError",
+    "federate",
     "group",
     "import_graph",
     "inspect",
@@ -49,11 +52,13 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 # Imported when first used: a GPU box or an air-gapped machine has torch and NumPy, and maybe nothing else.
 _HOME = {
     "BadInput": "errors",
+    "FederatedRun": "federated",
     "Graph": "graph",
     "Parties": "parties",
     "Run": "run",
     "Settings": "settings",
     "TacitError": "errors",
+    "federate": "federated",
     "group": "marking",
     "import_graph": "sources",
     "inspect": "inspection",

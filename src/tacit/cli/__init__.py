@@ -15,6 +15,7 @@ from tacit import __version__
 from tacit.cli import models
 from tacit.cli.data import data
 from tacit.cli.demo import demo
+from tacit.cli.federate import federate
 from tacit.cli.reproduce import reproduce
 from tacit.errors import TacitError
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
 )
 app.add_typer(data, name="data")
-for command in (demo, models.train, models.evaluate, models.predict, models.export, reproduce):
+for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, reproduce):
     app.command()(command)
 
 

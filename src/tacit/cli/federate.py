@@ -1,0 +1,211 @@
+"""`tacit federate`: several parties learn together, in one process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tacit.cli import show
+from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
+from tacit.errors import BadInput, TacitError, excerpt
+from tacit.graph import Graph
+from tacit.parties import Parties, partition
+
+if TYPE_CHECKING:
+    from tacit.federated import FederatedRun
+    from tacit.training import Event
+
+PARTITION = {"by": str, "parts": int, "split": (str, list), "share": float}
+
+
+def federate(
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A folder of parties, clinic-small or clinic-demo; or one graph, to be divided by --by."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="local, central, fede or fedr. Default: fede.")] = None,
+    by: Annotated[str | None, typer.Option(help="Divide one graph by triples, entities or relations.")] = None,
+    parts: Annotated[int | None, typer.Option(help="Into so many parties.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Each party's shares of train, valid and test, or keep. Default: as --by has it.")
+    ] = None,
+    out_path: Annotated[Path | None, typer.Option("--out", help="The folder of the run. Default: runs/NAME.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="At most. (federation.rounds)")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Epochs in a round. (federation.local_epochs)")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Parties that train in a round. (federation.fraction)")] = None,
+    scorer: Annotated[str | None, typer.Option(help="transe, rotate, complex, ... (scorer.name)")] = None,
+    dim: Annotated[int | None, typer.Option(help="Numbers per row, or complex numbers. (scorer.dim)")] = None,
+    negatives: Annotated[int | None, typer.Option(help="Negatives per triple. (negatives.count)")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")] = None,
+    batch: Annotated[int | None, typer.Option(help="Triples per step and party. (training.batch)")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")] = None,
+    every: Annotated[int | None, typer.Option(help="Rounds between validations. (evaluation.every)")] = None,
+    patience: Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name. Default: the recipe's.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")
+    ] = None,
+    columns: Columns = None,
+    separator: Separator = None,
+    header: Header = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let several parties learn together, in one process: a simulation in which they meet by messages alone.
+
+    PATH is a folder of parties, clinic-small or clinic-demo; or one graph, which --by and --parts divide.
+    """
+    local = locals()
+    from tacit.federated import FederatedRun, check_recipe, split_settings
+    from tacit.settings import combine, from_flags, parse_assignment, read_settings
+
+    flags = ("scorer", "dim", "negatives", "learning_rate", "batch", "device", "every", "patience", "seed", "name")
+    if resume is not None:
+        others = ("path", "recipe", "by", "parts", "split", "out_path", "config", "assignments", "rounds", "fraction")
+        given = [flag for flag in (*flags, *others, "local_epochs") if local[flag] is not None]
+        if given or force:
+            wrong = given[0].replace("_", "-") if given else "force"
+            raise TacitError(f"--resume goes on with a run as it is: {wrong} cannot change it.")
+        _run(FederatedRun.open(resume), as_json)
+        return
+    written = read_settings(config) if config else {}
+    about, divided = (_section(written.pop(key, {}), key, known) for key, known in
+                      (("graph", {"path": str}), ("partition", PARTITION)))  # fmt: skip
+    chosen = recipe or written.pop("recipe", "fede")
+    written.pop("recipe", None)
+    check_recipe(str(chosen))
+    own = {key: local[key] for key in ("rounds", "local_epochs", "fraction") if local[key] is not None}
+    layers = [{"name": chosen}, written, *(parse_assignment(text) for text in assignments or ())]
+    layers += [from_flags({flag: local[flag] for flag in flags}), {"federation": own}]
+    settings, federation = split_settings(combine(*layers))
+    path = path or about.get("path")
+    if path is None:
+        raise TacitError("Say who takes part: a path, or [graph] path in the --config file.")
+    with show.busy(f"reading {path}", as_json):
+        found = read_any(path, data, columns, separator, header, skip_bad)
+        divided |= {key: value for key, value in (("by", by), ("parts", parts), ("split", split)) if value is not None}
+        parties = _parties(found, path, divided, settings.seed)
+    out = out_path or Path("runs") / settings.name
+    _run(FederatedRun.create(str(chosen), parties, settings, federation, out, force=force), as_json)
+
+
+def _section(given: Any, name: str, known: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise BadInput(f"[{name}] is a section with keys: {', '.join(known)}.")
+    for key, value in given.items():
+        if key not in known:
+            raise BadInput(f"there is no setting '{name}.{key}'. There are: {', '.join(known)}.")
+        if not isinstance(value, known[key]) or isinstance(value, bool):
+            raise BadInput(f"found {excerpt(repr(value))} as {name}.{key}.")
+    return dict(given)
+
+
+def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: int) -> Parties:
+    if isinstance(found, Parties):
+        if divided:
+            raise TacitError(f"{path} holds {len(found)} parties already: leave out --{next(iter(divided))}.")
+        return found
+    if "by" not in divided or "parts" not in divided:
+        raise TacitError(f"{path} is one graph: say how to divide it, by --by triples --parts 5.")
+    wanted = divided.get("split")
+    options: dict[str, Any] = (
+        {"split": shares(wanted) if isinstance(wanted, str) else tuple(wanted)} if wanted is not None else {}
+    )
+    if "share" in divided:
+        options["share"] = divided["share"]
+    return partition(found, divided["by"], divided["parts"], seed=seed, **options)
+
+
+def _run(run: FederatedRun, as_json: bool) -> None:
+    began = time.perf_counter()
+    warnings: list[str] = []
+    with _warnings_to(warnings):
+        try:
+            with bar(run, as_json) as on_event:
+                run.train(on_event)
+        except KeyboardInterrupt:
+            Console(stderr=True).print(Text(f"\nStopped. Go on with: tacit federate --resume {run.path}"))
+            raise typer.Exit(130) from None
+    seconds = time.perf_counter() - began
+    if as_json:
+        print(json.dumps({"out": str(run.path), "seconds": round(seconds, 2), "warnings": warnings} | run.results()))
+        return
+    show.warn(warnings)
+    settings = run.settings.evaluation
+    title = f"{run.recipe}: filtered ranks, sides: {settings.sides}, ties: {settings.ties}, each among its own entities"
+    if "test" in run.metrics:
+        rows = [(name, *_numbers(run, i)) for i, name in enumerate(run.parties.names)]
+        rows.append(("all", *_cells(run.metrics["test"]), megabytes(run.communication()["bytes"])))
+        show.table("party", "test MRR", "Hits@1", "Hits@10", "sent and received", rows=rows, title=title)
+    best = run.best_round if isinstance(run.best_round, int) else max(run.best_round)
+    show.say(f"Best at round {best}; {seconds:.1f} s. Not private: whoever sees rows learns of the triples.")
+    show.say(f"Kept in {run.path}.")
+
+
+def _numbers(run: FederatedRun, party: int) -> tuple[str, ...]:
+    traffic = run.transcript.traffic(party)
+    return (*_cells(run.by_party["test"][party]), megabytes(traffic["sent"] + traffic["received"]))
+
+
+def _cells(metrics: Any) -> tuple[str, ...]:
+    return tuple(f"{getattr(metrics, name):.4f}" for name in ("mrr", "hits1", "hits10"))
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+@contextmanager
+def _warnings_to(found: list[str]) -> Iterator[None]:
+    """What the library warns of, to be said once the bar is gone."""
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    keeper = Keeper(logging.WARNING)
+    logger = logging.getLogger("tacit.recipes")
+    logger.addHandler(keeper)
+    try:
+        yield
+    finally:
+        logger.removeHandler(keeper)
+
+
+@contextmanager
+def bar(run: FederatedRun, quiet: bool) -> Iterator[Any]:
+    """A progress bar on a terminal; nothing anywhere else."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda event: None
+        return
+    columns = (TextColumn(f"{run.recipe}, {len(run.parties)} parties: round {{task.completed}}/{{task.total}}"),
+               BarColumn(), TextColumn("loss {task.fields[loss]}"), TextColumn("valid MRR {task.fields[mrr]}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+        task = drawn.add_task("", total=run.federation.rounds, loss="-", mrr="-")
+
+        def on_event(event: Event) -> None:
+            if event["event"] == "round":
+                there = [loss for loss in event["loss"] if loss is not None]
+                loss = f"{sum(there) / len(there):.4f}" if there else "-"
+                drawn.update(task, completed=event["round"], loss=loss)
+            elif event["event"] == "validation" and event["mrr"] is not None:
+                drawn.update(task, mrr=f"{event['mrr']:.4f}")
+
+        yield on_event
