@@ -1,12 +1,19 @@
 """Tables of published figures, run again cell by cell; also `python -m tacit.reproduction`, where there is torch alone.
 
-A cell is a TOML file as `tacit train --config` takes it, with one more section:
+A file of cells is a TOML file as `tacit train --config` takes it, or `tacit federate --config` if it has a recipe, with
+one more section, and with a grid if it stands for several cells:
 
     [reproduce]
     table = "linkprediction"
+    also = ["another-table"]               # that shows the same cells; may be left out
     setting = "one-vs-all, N3"             # what sets it apart from other cells of the same dataset and scorer
     goal = 0.345                           # the MRR to reach; may be left out
     published.LibKGE = {mrr = 0.348, hits10 = 0.536}
+    figures = {FedR = "published.csv"}     # or: a table beside the file, of dataset, scorer, setting, parts, mrr
+
+    [grid]                                 # every combination is a cell, named by the file and by its values
+    "scorer.name" = ["transe", "rotate"]
+    recipe = ["fede", "fedr"]
 
 Each cell is a run folder, so it can be interrupted and goes on. What it measured is one line of a JSONL file; a cell
 whose line is there already, with the same settings and graph, is not run again. Lines are only ever added.
@@ -15,7 +22,9 @@ whose line is there already, with the same settings and graph, is not run again.
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -23,29 +32,38 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
+from tacit.federated import FederatedRun, Federation, check_recipe, split_settings
 from tacit.graph import Graph
 from tacit.models import SCORERS
-from tacit.parties import pool
+from tacit.parties import Parties, partition, pool
 from tacit.run import CONFIG, Run, create
 from tacit.settings import Settings, combine, read_settings
 from tacit.tensors import load_graph
 from tacit.training import Event
 
-KEYS = {"table": str, "setting": str, "goal": float, "published": dict}
+KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
+DIVIDED = {"by": str, "parts": int, "split": list, "share": float}
 EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
+TARGETS = (0.2, 0.4)
+"""Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a table: a dataset, a scorer, settings, and what others reached."""
+    """One figure of a table: a dataset, a scorer, settings, and what others reached.
+
+    A federation's cell has a recipe, the settings of the federation, and how the graph is divided; the recipe is its
+    setting.
+    """
 
     name: str
     table: str
@@ -54,37 +72,84 @@ class Cell:
     settings: Settings
     goal: float | None = None
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    recipe: str | None = None
+    federation: Federation | None = None
+    divided: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    """Other tables, or figures, that show this cell."""
 
     @staticmethod
-    def read(path: Path) -> Cell:
-        """The cell that a file describes."""
+    def read(path: Path) -> list[Cell]:
+        """The cells that a file describes."""
         values = read_settings(path)
-        about, graph = values.pop("reproduce", None), values.pop("graph", {})
-        if not isinstance(about, dict) or "table" not in about:
-            raise BadInput(f"{path}: has no section [reproduce] with a table; expected one cell of a table.")
-        for key, value in about.items():
-            wanted = KEYS.get(key)
-            if wanted is None:
-                raise BadInput(f"{path}: there is no 'reproduce.{key}'. There are: {', '.join(KEYS)}.")
-            if not isinstance(value, (int, float) if wanted is float else wanted) or isinstance(value, bool):
-                raise BadInput(f"{path}: found {value!r} as reproduce.{key}; expected a {wanted.__name__}.")
-        if not isinstance(graph, dict) or set(graph) != {"path"} or not isinstance(graph["path"], str):
-            raise BadInput(f"{path}: expected [graph] with a path, the name of a dataset, and nothing else.")
-        if not all(isinstance(figures, dict) for figures in about.get("published", {}).values()):
-            raise BadInput(f"{path}: expected figures by name for each source under reproduce.published.")
         try:
-            settings = Settings.make(combine({"name": path.stem}, values))
+            grid = _section(values.pop("grid", {}), "grid", None)
+            for key, choices in grid.items():
+                if not isinstance(choices, list) or not choices:
+                    raise BadInput(f"found {excerpt(repr(choices))} as grid.{key}; expected a list of values.")
+            found = []
+            for chosen in itertools.product(*grid.values()):
+                name = "-".join([path.stem, *map(str, chosen)])
+                found.append(Cell._made(name, path.parent, combine(values, dict(zip(grid, chosen, strict=True)))))
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
-        return Cell(
-            path.stem,
+        return found
+
+    @staticmethod
+    def _made(name: str, folder: Path, values: dict[str, Any]) -> Cell:
+        about = _section(values.pop("reproduce", None) or {}, "reproduce", KEYS)
+        if "table" not in about:
+            raise BadInput("has no section [reproduce] with a table; expected cells of a table.")
+        graph = _section(values.pop("graph", {}), "graph", {"path": str})
+        if "path" not in graph:
+            raise BadInput("expected [graph] with a path, the name of a dataset.")
+        divided = _section(values.pop("partition", {}), "partition", DIVIDED)
+        recipe, federation = values.pop("recipe", None), None
+        values = combine({"name": name}, values)
+        if recipe is None:
+            settings = Settings.make(values)
+        else:
+            settings, federation = split_settings(values)
+            try:
+                check_recipe(recipe)
+            except TacitError as error:
+                raise BadInput(str(error)) from None
+        cell = Cell(
+            name,
             about["table"],
             graph["path"],
-            about.get("setting", ""),
+            recipe or about.get("setting", ""),
             settings,
             about.get("goal"),
             about.get("published", {}),
+            recipe,
+            federation,
+            divided,
+            tuple(about.get("also", ())),
         )
+        published = dict(cell.published)
+        for who, file in about.get("figures", {}).items():
+            if figure := cell._figure(folder / str(file)):
+                published[who] = figure
+        if not all(isinstance(figures, dict) for figures in published.values()):
+            raise BadInput("expected figures by name for each source under reproduce.published.")
+        return replace(cell, published=published)
+
+    def _figure(self, path: Path) -> dict[str, float]:
+        """What a table of published figures has for this cell; nothing: it has none."""
+        mine = {"dataset": self.dataset, "scorer": self.scorer, "setting": self.setting, "parts": str(self.parts)}
+        try:
+            with open(path, encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):
+                    if all(row[key] == value for key, value in mine.items()):
+                        return {"mrr": float(row["mrr"])}
+        except (OSError, LookupError, ValueError) as error:
+            raise BadInput(f"{path}: cannot be read as published figures: {error}.") from None
+        return {}
+
+    @property
+    def parts(self) -> int:
+        return int(self.divided.get("parts", 1))
 
     @property
     def scorer(self) -> str:
@@ -96,20 +161,49 @@ class Cell:
         for key in ("device", "kernel", "checkpoint_every"):
             del settings["training"][key]
         del settings["name"]
-        text = json.dumps([settings, graph.fingerprint], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        whole: list[Any] = [settings, graph.fingerprint]
+        if self.federation is not None:
+            federation = asdict(self.federation)
+            for key in ("keep_every", "keep_mb"):
+                del federation[key]
+            whole += [self.recipe, federation, dict(self.divided)]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_cells(folder: Path, table: str, only: Sequence[str] = ()) -> list[Cell]:
-    """The cells of a table in a folder, by name; `only`: those whose names begin so."""
-    if not folder.is_dir():
+def _section(given: Any, name: str, known: Mapping[str, type] | None) -> dict[str, Any]:
+    """A section, its keys and their types checked."""
+    if not isinstance(given, dict):
+        raise BadInput(f"[{name}] is a section with keys of its own.")
+    for key, value in given.items():
+        if known is None:
+            continue
+        if key not in known:
+            raise BadInput(f"there is no '{name}.{key}'. There are: {', '.join(known)}.")
+        wanted = (int, float) if known[key] is float else known[key]
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise BadInput(f"found {excerpt(repr(value))} as {name}.{key}; expected a {known[key].__name__}.")
+    return dict(given)
+
+
+def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of a table; `only`: those whose names begin so.
+
+    From a folder; or from benchmarks/TABLE, and if there is none from whatever table under benchmarks/ shows them.
+    """
+    home = Path("benchmarks") / table
+    if folder is not None and not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; expected the TOML files of a table there.")
-    cells = [cell for path in sorted(folder.glob("*.toml")) if (cell := Cell.read(path)).table == table]
+    if folder is None:
+        files = sorted(home.glob("*.toml")) or sorted(Path("benchmarks").glob("*/*.toml"))
+    else:
+        files = sorted(folder.glob("*.toml"))
+    cells = [cell for path in files for cell in Cell.read(path) if table in (cell.table, *cell.also)]
     if not cells:
-        raise BadInput(f"{folder}: holds no cell of the table {table!r}.")
+        raise BadInput(f"{folder or home}: holds no cell of the table {table!r}.")
     for start in only:
         if not any(cell.name.startswith(start) for cell in cells):
-            raise TacitError(f"no cell's name begins with {start!r}. There are: {', '.join(c.name for c in cells)}.")
+            shown = ", ".join([cell.name for cell in cells][:20]) + (", ..." if len(cells) > 20 else "")
+            raise TacitError(f"no cell's name begins with {start!r}. There are: {shown}.")
     return [cell for cell in cells if not only or cell.name.startswith(tuple(only))]
 
 
@@ -171,35 +265,78 @@ def run_cell(
     settings = cell.settings
     if device is not None:
         settings = replace(settings, training=replace(settings.training, device=device))
-    if (folder / CONFIG).is_file():
-        run = Run.open(folder)
-        if (run.settings, run.graph) != (settings, graph):
-            raise TacitError(f"{folder} holds a run with other settings: remove it, or choose another --runs.")
+    more: dict[str, Any]
+    if cell.federation is None:
+        run = _opened(folder, lambda: Run.open(folder), lambda: create(graph, settings, folder), settings, (graph,))
+        if not run.finished:
+            run.train(on_event)
+        events, more = list(run.events()), {"best_epoch": run.best_epoch}
     else:
-        run = create(graph, settings, folder)
-    if not run.finished:
-        run.train(on_event)
-    seconds = sum(event["seconds"] for event in run.events())
+        parties, recipe, federation = divide(graph, cell), str(cell.recipe), cell.federation
+        run = _opened(folder, lambda: FederatedRun.open(folder),
+                      lambda: FederatedRun.create(recipe, parties, settings, federation, folder), settings,
+                      parties.graphs)  # fmt: skip
+        if not run.finished:
+            run.train(on_event)
+        events, more = run.events(), _of_federation(run)
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
     return {
         "table": cell.table,
+        "cell": cell.name,
         "dataset": cell.dataset,
         "scorer": cell.scorer,
         "setting": cell.setting,
-        "parts": 1,
+        "parts": cell.parts,
         "seed": settings.seed,
         "metrics": test,
         "valid": valid,
         "published": cell.published,
         "goal": cell.goal,
-        "seconds": round(seconds, 2),
+        "seconds": round(sum(event["seconds"] for event in events), 2),
         "device": device_name(settings.training.device),
         "commit": commit(),
         "command": command,
-        "best_epoch": run.best_epoch,
+        **more,
         "fingerprint": cell.fingerprint(graph),
         "settings": settings.json(),
     }
+
+
+def divide(graph: Graph, cell: Cell) -> Parties:
+    """The parties of a federation's cell."""
+    options: dict[str, Any] = {k: tuple(v) if k == "split" else v for k, v in cell.divided.items()}
+    by, parts = options.pop("by", "triples"), options.pop("parts", 1)
+    return partition(graph, by, parts, seed=cell.settings.seed, **options)
+
+
+def _opened(folder: Path, open_it: Callable[[], Any], make: Callable[[], Any], settings: Settings, graphs: Any) -> Any:
+    """The run in a folder, if it is the one that is wanted; or a new one."""
+    if not (folder / CONFIG).is_file():
+        return make()
+    run = open_it()
+    held = tuple(run.parties.graphs) if isinstance(run, FederatedRun) else (run.graph,)
+    if (run.settings, held) != (settings, tuple(graphs)):
+        raise TacitError(f"{folder} holds a run with other settings: remove it, or choose another --runs.")
+    return run
+
+
+def _of_federation(run: FederatedRun) -> dict[str, Any]:
+    """What only a federation has: its cost, its course, its parties' sizes."""
+    events = run.events()
+    rounds = [event for event in events if event["event"] == "round"]
+    sizes = [len(graph.entities) for graph in run.parties]
+    communication = run.communication()
+    return {
+        "best_round": run.best_round,
+        "rounds": len(rounds),
+        "bytes": {key: communication[key] for key in ("bytes", "to_server", "from_server")},
+        "cost": {f"{target:g}": run.cost_of(target, events) for target in TARGETS},
+        "loss": [round(float(np.mean([x for x in event["loss"] if x is not None])), 6) for event in rounds],
+        "entities": {"mean": round(float(np.mean(sizes)), 2), "std": round(float(np.std(sizes, ddof=1)), 2)
+                     if len(sizes) > 1 else 0.0},
+        "federation": asdict(run.federation),
+        "by_party": [metrics.mrr for metrics in run.by_party["test"]],
+    }  # fmt: skip
 
 
 def device_name(device: str) -> str:
@@ -284,11 +421,13 @@ def main(arguments: list[str]) -> int:
             print(json.dumps({"cell": cell.name} | facts), flush=True)
 
     try:
+        cells = read_cells(chosen.configs, chosen.table, chosen.only)
+        home = cells[0].table
         reproduce(
-            read_cells(chosen.configs or Path("benchmarks") / chosen.table, chosen.table, chosen.only),
+            cells,
             data=chosen.data,
-            runs=chosen.runs or Path("runs") / chosen.table,
-            results=Results(chosen.results or Path("benchmarks/results") / f"{chosen.table}.jsonl"),
+            runs=chosen.runs or Path("runs") / home,
+            results=Results(chosen.results or Path("benchmarks/results") / f"{home}.jsonl"),
             device=chosen.device,
             command=command,
             on_cell=told,

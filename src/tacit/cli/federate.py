@@ -137,7 +137,7 @@ def _run(run: FederatedRun, as_json: bool) -> None:
     warnings: list[str] = []
     with _warnings_to(warnings):
         try:
-            with bar(run, as_json) as on_event:
+            with bar(f"{run.recipe}, {len(run.parties)} parties", run.federation.rounds, as_json) as on_event:
                 run.train(on_event)
         except KeyboardInterrupt:
             Console(stderr=True).print(Text(f"\nStopped. Go on with: tacit federate --resume {run.path}"))
@@ -189,16 +189,16 @@ def _warnings_to(found: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def bar(run: FederatedRun, quiet: bool) -> Iterator[Any]:
+def bar(doing: str, rounds: int, quiet: bool) -> Iterator[Any]:
     """A progress bar on a terminal; nothing anywhere else."""
     if quiet or not sys.stderr.isatty():
         yield lambda event: None
         return
-    columns = (TextColumn(f"{run.recipe}, {len(run.parties)} parties: round {{task.completed}}/{{task.total}}"),
+    columns = (TextColumn(f"{doing}: round {{task.completed}}/{{task.total}}"),
                BarColumn(), TextColumn("loss {task.fields[loss]}"), TextColumn("valid MRR {task.fields[mrr]}"),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task("", total=run.federation.rounds, loss="-", mrr="-")
+        task = drawn.add_task("", total=rounds, loss="-", mrr="-")
 
         def on_event(event: Event) -> None:
             if event["event"] == "round":

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tacit.cli import show
+from tacit.cli.federate import bar as rounds_bar
+from tacit.cli.federate import megabytes
 from tacit.cli.models import bar
 from tacit.cli.options import AsJson, DataFolder
 
@@ -43,7 +45,8 @@ def reproduce(
     from tacit.reproduction import Results, read_cells
     from tacit.reproduction import reproduce as run_cells
 
-    cells = read_cells(configs or Path("benchmarks") / table, table, only or ())
+    cells = read_cells(configs, table, only or ())
+    home = cells[0].table
     options = {"--configs": configs, "--device": device}
     command = f"tacit reproduce {table}" + "".join(
         f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None
@@ -54,7 +57,10 @@ def reproduce(
     def told(cell: Cell, row: dict[str, Any] | None) -> None:
         running.close()
         if row is None:
-            progress[0] = running.enter_context(bar(cell.settings, as_json, cell.name))
+            wanted = cell.federation
+            drawn = bar(cell.settings, as_json, cell.name) if wanted is None else (
+                rounds_bar(cell.name, wanted.rounds, as_json))  # fmt: skip
+            progress[0] = running.enter_context(drawn)
         else:
             progress[0] = lambda event: None
 
@@ -63,8 +69,8 @@ def reproduce(
             rows = run_cells(
                 cells,
                 data=data,
-                runs=runs or Path("runs") / table,
-                results=Results(results or Path("benchmarks/results") / f"{table}.jsonl"),
+                runs=runs or Path("runs") / home,
+                results=Results(results or Path("benchmarks/results") / f"{home}.jsonl"),
                 device=device,
                 command=command,
                 on_cell=told,
@@ -76,16 +82,49 @@ def reproduce(
     if as_json:
         print(json.dumps(rows))
         return
+    SHOWN.get(table, _figures)(cells, rows)
+    for name in sorted({row["device"] for row in rows}):
+        show.say(f"Measured on: {name}", "dim")
+
+
+def _figures(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    """What each cell reached, beside the published."""
     lines = []
-    for row in rows:
+    for cell, row in zip(cells, rows, strict=True):
         found = row["metrics"]
         others = ", ".join(f"{f['mrr']:.3f} {who}" for who, f in row["published"].items() if "mrr" in f)
         goal = "" if row["goal"] is None else f"{row['goal']:.3f}"
         if row["goal"] is not None and found["mrr"] < row["goal"]:
             goal += ", not reached"
-        name, took = f"{row['dataset']} {row['scorer']}", f"{row['seconds']:,.0f} s"
-        lines.append((name, f"{found['mrr']:.4f}", f"{found['hits10']:.4f}", others, goal, took))
-    title = "Test split, both sides, filtered, ties count half"
+        took = f"{row['seconds']:,.0f} s"
+        lines.append((cell.name, f"{found['mrr']:.4f}", f"{found['hits10']:.4f}", others, goal, took))
+    sides = {row["settings"]["evaluation"]["sides"] for row in rows}
+    title = f"Test split, sides: {', '.join(sorted(sides))}, filtered, ties count half"
     show.table("", "MRR", "Hits@10", "published MRR", "goal", "took", rows=lines, title=title)
-    for name in sorted({row["device"] for row in rows}):
-        show.say(f"Measured on: {name}", "dim")
+
+
+def _costs(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    """Rounds and bytes until validation reached some MRRs."""
+    targets = list(rows[0].get("cost", {}))
+    lines = []
+    for cell, row in zip(cells, rows, strict=True):
+        if not row["bytes"]["bytes"]:  # who trains alone sends nothing
+            continue
+        costs = [row["cost"].get(target) for target in targets]
+        told = ("never" if cost is None else f"{cost['rounds']} rounds, {megabytes(cost['bytes'])}" for cost in costs)
+        lines.append((cell.name, *told))
+    show.table("", *(f"to validation MRR {target}" for target in targets), rows=lines)
+
+
+def _losses(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    """The loss after some rounds."""
+    at = (1, 2, 5, 10, 20, 50, 100, 200, 300)
+    lines = [
+        (cell.name, *(f"{row['loss'][n - 1]:.4f}" if n <= len(row["loss"]) else "" for n in at), str(row["rounds"]))
+        for cell, row in zip(cells, rows, strict=True)
+    ]
+    show.table("loss after round", *map(str, at), "rounds", rows=lines)
+
+
+SHOWN = {"fedr-fig3": _costs, "fedr-fig4": _losses}
+"""What some tables show of their cells."""
