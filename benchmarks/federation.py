@@ -10,6 +10,7 @@ in all, divided at random. The floor is that of three epochs (see training.py), 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def main() -> None:
             wanted = Federation(rounds=chosen.rounds + 1)
             together: Together = RECIPES[recipe](Setup(parties, settings, wanted, Transcript()))
             together.fit.prepare()
-            stamps, events = [now(device)], []
+            stamps: list[float] = [now(device)]
+            events: list[dict[str, Any]] = []
 
             def told(event: dict[str, Any], stamps: list[float] = stamps, events: list[Any] = events) -> None:
                 if event["event"] == "validation":
@@ -57,7 +59,7 @@ def main() -> None:
 
             together.run(told)
             # The first round makes the index of true answers, and may compile.
-            seconds = [after - before for before, after in zip(stamps[1:], stamps[2:], strict=False)]
+            seconds = [after - before for before, after in itertools.pairwise(stamps[1:])]
             rounds = [event for event in events if event["event"] == "round"][1:]
             checks = [event for event in events if event["event"] == "validation"][1:]
             triples = sum(len(party.train) for party in parties)

@@ -103,7 +103,6 @@ def test_convert(graph_file, tmp_path, format):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_demo(tmp_path):
     shown = tacit("demo", "--out", "demo", cwd=tmp_path, timeout=400)
     assert "riverside" in shown.stdout
@@ -111,6 +110,9 @@ def test_the_demo(tmp_path):
     assert read_parties(tmp_path / "demo") == clinic("demo", 0)
     found = json.loads(tacit("demo", "--out", "demo", "--force", "--json", cwd=tmp_path, timeout=400).stdout)
     assert len(found["hospitals"]["parties"]) == 5
+    means = {label: sum(m["mrr"] for m in metrics) / 5 for label, metrics in found["test"].items()}
+    assert means["popular"] < means["local"] < means["fedr"] < means["fede"]
+    assert found["communication"]["fedr"]["bytes"] < found["communication"]["fede"]["bytes"] / 10
 
 
 BAD_CALLS = {

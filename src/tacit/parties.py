@@ -25,7 +25,7 @@ from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble, concatena
 
 LOG = logging.getLogger(__name__)
 PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-RESERVED = {"parties.json", "alignment.tsv", "alignment", "private", "tables", "run"}
+RESERVED = {"parties.json", "alignment.tsv", "alignment", "private", "tables", "run", "federations"}
 """Names that something else in a folder of parties has."""
 Kind = Literal["entity", "relation"]
 By = Literal["triples", "entities", "relations"]

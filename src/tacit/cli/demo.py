@@ -10,6 +10,8 @@ import typer
 
 from tacit import datasets
 from tacit.cli import show
+from tacit.cli.federate import bar as rounds_bar
+from tacit.cli.federate import megabytes
 from tacit.cli.models import bar
 from tacit.cli.options import AsJson, Force
 from tacit.clinic import write_tables
@@ -26,6 +28,8 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"learning_rate": 0.01},
     "training": {"batch": 64, "epochs": 60},
 }
+ROUNDS = 30
+"""Of each federation; a round is three epochs of every party."""
 
 
 def demo(
@@ -34,12 +38,13 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the embedded clinical federation, look it over, import from tables, divide it, and train on it."""
+    """Make the embedded clinical federation, look it over, import from tables, divide it, and let it learn together."""
     from tacit.evaluation import weighted
+    from tacit.federated import FederatedRun, split_settings
     from tacit.models.model import Model
     from tacit.run import create
     from tacit.settings import Settings, combine
-    from tacit.training import Fit, evaluated
+    from tacit.training import evaluated
 
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder):
         with show.busy("making five hospitals", as_json):
@@ -52,26 +57,31 @@ def demo(
             views = [inspect(graph) for graph in hospitals]
             divided = {by: partition(together, by, 3, seed=seed) for by in METHODS}  # type: ignore[arg-type]
             tables = {by: made.statistics() for by, made in divided.items()}
-        settings = Settings.make(combine(SETTINGS, {"seed": seed}))
-        alone, run = Fit(settings, hospitals.graphs), create(together, settings, folder / "run")
-        with bar(settings, as_json, "each hospital alone") as on_event:
-            alone.run(on_event)
-        with bar(settings, as_json, "all in one place") as on_event:
+        settings, federation = split_settings(combine(SETTINGS, {"seed": seed, "federation": {"rounds": ROUNDS}}))
+        runs = {}
+        for recipe in ("local", "fede", "fedr"):
+            begun = FederatedRun.create(recipe, hospitals, settings, federation, folder / "federations" / recipe)
+            with rounds_bar(recipe, ROUNDS, as_json) as on_event:
+                runs[recipe] = begun.train(on_event)
+        run = create(together, Settings.make(combine(SETTINGS, {"seed": seed})), folder / "run")
+        with bar(run.settings, as_json, "all in one place") as on_event:
             run.train(on_event)
         fill_parties(hospitals, folder)
         scores = {
-            "popularity alone": [evaluated(Model.popular(graph), graph, "test", settings) for graph in hospitals],
-            "each alone": alone.evaluate("test"),
-            "all in one place": [
-                evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals
-            ],
+            "popular": [evaluated(Model.popular(graph), graph, "test", settings) for graph in hospitals],
+            "local": runs["local"].by_party["test"],
+            "fede": runs["fede"].by_party["test"],
+            "fedr": runs["fedr"].by_party["test"],
+            "pooled": [evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
         }
+        sent = {recipe: done.communication() for recipe, done in runs.items()}
         [example] = run.predict(head=hospitals[0].entities[0], relation=together.relations[0], top=1)
     marks, share = marked_per_relation(imported), confidential_share(imported)
     if as_json:
         facts = {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
         trained = {label: [metrics.json() for metrics in found] for label, found in scores.items()}
-        print(json.dumps(facts | {"imported": {"relations": marks, "confidential_share": share}, "test": trained}))
+        facts |= {"imported": {"relations": marks, "confidential_share": share}, "communication": sent}
+        print(json.dumps(facts | {"test": trained}))
         return
     show.out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
     show.parties(hospitals, statistics, views)
@@ -89,7 +99,11 @@ def demo(
         for label, found in scores.items()
     ]
     show.table(f"{type(settings.scorer).__name__}", *hospitals.names, "all", rows=rows)
-    show.say("All in one place is what no one may do; federation is to come near it. None of these is private.")
+    for recipe, rows_of in (("fede", "entity"), ("fedr", "relation")):
+        size, many = megabytes(sent[recipe]["bytes"]), sent[recipe]["messages"]
+        show.say(f"{recipe}: {size} of {rows_of} rows in {many:,} messages, every one in its transcript")
+    show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in one "
+             "place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
     show.say(
         f"\nWritten to {out_path}/. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
@@ -97,6 +111,7 @@ def demo(
         f"  tacit data mark {out_path / hospitals.names[1]} --match 'head=^patient' --group head --dry-run\n"
         f"  tacit evaluate {out_path / 'run'} --per-relation\n"
         f"  tacit predict {out_path / 'run'} --head '{example.head}' --relation '{example.relation}'\n"
+        f"  tacit federate {out_path} --recipe fede --scorer rotate --dim 32 --rounds 50 --out runs/together\n"
         f"  tacit train {out_path / hospitals.names[0]} --scorer rotate --dim 32 --out runs/first\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
