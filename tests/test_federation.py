@@ -543,3 +543,22 @@ def test_fede_beats_local_on_the_embedded_federation():
             for recipe in ("local", "fede")
         }
         assert mrr["fede"] >= 1.1 * mrr["local"], (seed, mrr)
+
+
+def test_a_federations_model_is_asked_by_party(tmp_path):
+    run = quickly("fede", out=tmp_path / "run", rounds=2)
+    name = SMALL.names[1]
+    done = invoke("evaluate", tmp_path / "run", "--party", name, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["model"]["mrr"] == pytest.approx(run.by_party["test"][1].mrr)
+    head, relation, _ = next(SMALL[1].named("test"))
+    asked = invoke("predict", tmp_path / "run", "--party", name, "--head", head, "--relation", relation, "--json")
+    assert len(json.loads(asked.stdout)) == 10
+    written = invoke("export", tmp_path / "run", "--party", name, "--out", tmp_path / "rows")
+    assert written.exit_code == 0, written.output
+    for arguments, message in (
+        ([tmp_path / "run"], "say whose model"),
+        ([tmp_path / "run", "--party", "nobody"], "there is no party 'nobody'"),
+        ([tmp_path / "nowhere"], "is no run"),
+    ):
+        assert message in str(invoke("evaluate", *arguments).exception)

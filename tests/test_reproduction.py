@@ -231,3 +231,78 @@ def test_kept_results_are_of_the_cells_as_they_are():
             for key in ("device", "kernel", "checkpoint_every"):
                 settings["training"].pop(key)
         assert kept == ours, place
+
+
+FEDERATED = """
+recipe = "{recipe}"
+
+[reproduce]
+table = "small"
+also = ["a-figure"]
+figures = {{Someone = "published.csv"}}
+
+[grid]
+"scorer.name" = ["transe", "distmult"]
+seed = [0, 1]
+
+[graph]
+path = "clinic-small"
+{partition}
+[scorer]
+dim = 4
+
+[negatives]
+count = 4
+
+[training]
+device = "cpu"
+
+[federation]
+rounds = 2
+local_epochs = 1
+
+[evaluation]
+every = 1
+"""
+
+
+@pytest.mark.parametrize(("partition", "parts"), [('[partition]\nby = "triples"\nparts = 4\n', 4), ("", 3)])
+def test_a_grid_of_federations(tmp_path, partition, parts):
+    cells = tmp_path / "cells"
+    cells.mkdir()
+    (cells / "fed.toml").write_text(FEDERATED.format(recipe="fedr", partition=partition))
+    published = (
+        "dataset,scorer,setting,parts,mrr\nclinic-small,distmult,fedr,4,0.25\nclinic-small,distmult,fedr,9,0.5\n"
+    )
+    (cells / "published.csv").write_text(published)
+    found = read_cells(cells, "a-figure")
+    assert [cell.name for cell in found] == ["fed-transe-0", "fed-transe-1", "fed-distmult-0", "fed-distmult-1"]
+    results = Results(tmp_path / "r.jsonl")
+    rows = reproduce(found[1:3], data=None, runs=tmp_path / "runs", results=results)
+    for row, (scorer, seed) in zip(rows, [("transe", 1), ("distmult", 0)], strict=True):
+        assert (row["scorer"], row["seed"], row["setting"], row["parts"]) == (scorer, seed, "fedr", parts)
+        assert len(row["loss"]) == row["rounds"] == 2
+        assert row["bytes"]["bytes"] == row["bytes"]["to_server"] + row["bytes"]["from_server"] > 0
+        assert row["cost"].keys() == {"0.2", "0.4"}
+    assert rows[1]["published"] == ({"Someone": {"mrr": 0.25}} if parts == 4 else {})
+    assert rows[0]["published"] == {}
+    assert reproduce(found[1:3], data=None, runs=tmp_path / "runs", results=results) == rows
+    shown = CliRunner().invoke(app, ["reproduce", "small", "--configs", str(cells), "--only", "fed-transe-1",
+                                     "--results", str(tmp_path / "r.jsonl")])  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    (cells / "fed.toml").write_text(FEDERATED.format(recipe="fedx", partition=partition))
+    with pytest.raises(BadInput, match=r"fed.toml: the recipe is"):
+        read_cells(cells, "small")
+
+
+def test_the_papers_cells_are_all_there(monkeypatch):
+    monkeypatch.chdir(HOME.parent.parent)
+    cells = [cell for cell in read_cells(None, "fedr-table2") if cell.settings.seed == 0]
+    assert len(cells) == 144
+    assert len({(c.dataset, c.scorer, c.setting, c.parts) for c in cells}) == 144
+    assert all("mrr" in cell.published["FedR"] for cell in cells)
+    assert {cell.settings.evaluation.sides for cell in cells} == {"tails"}
+    five = [cell for cell in read_cells(None, "fedr-table2") if cell.parts == 5]
+    assert len(five) == 3 * 36
+    for figure, many in (("fedr-fig3", 12), ("fedr-fig4", 36)):
+        assert len(read_cells(None, figure)) == many

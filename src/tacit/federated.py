@@ -36,7 +36,7 @@ from tacit.kept import Kept, locked
 from tacit.models import Tables
 from tacit.models.model import Model
 from tacit.parties import Parties
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, environment
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment
 from tacit.settings import Settings, checked_section, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -299,6 +299,16 @@ class FederatedRun:
             return fit.model(party)
         return fit.model(0).seen_by(fit.graphs[0], self.parties[party])
 
+    def of_party(self, name: str) -> Run:
+        """One party's model with its graph, to be asked and exported like a training of its own."""
+        if name not in self.parties.names:
+            raise TacitError(f"there is no party {name!r} here. There are: {', '.join(self.parties.names)}.")
+        if not self.by_party:
+            raise TacitError(f"{self.path} is not finished: go on with tacit federate --resume {self.path}")
+        party = self.parties.names.index(name)
+        found = {split: metrics[party] for split, metrics in self.by_party.items()}
+        return Run.of_model(self.settings, self.parties[party], self.model(party), found)
+
     def _trained_graphs(self) -> tuple[Graph, ...]:
         from tacit.recipes import Setup
 
@@ -401,6 +411,28 @@ class FederatedRun:
                 raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
             run.best_round = found["best_round"]
         return run
+
+
+def is_federation(path: Path) -> bool:
+    """Whether a folder holds a federation; what is wrong with one that cannot be read, opening it says."""
+    try:
+        return bool(json.loads((path / CONFIG).read_text(encoding="utf-8")).get("schema") == SCHEMA)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def open_run(path: str | Path, party: str | None = None) -> Run:
+    """The run in a folder; of a federation's, one party's."""
+    path = Path(path)
+    if not is_federation(path):
+        if party is not None:
+            raise TacitError(f"{path} is a training of one graph: there are no parties to choose from.")
+        return Run.open(path)
+    run = FederatedRun.open(path)
+    if party is None:
+        names = ", ".join(run.parties.names)
+        raise TacitError(f"{path} is a federation: say whose model is meant, by --party ({names}).")
+    return run.of_party(party)
 
 
 def _held(path: Path, force: bool) -> Any:

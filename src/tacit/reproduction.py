@@ -155,13 +155,14 @@ class Cell:
     def scorer(self) -> str:
         return next(name for name, kind in SCORERS.items() if type(self.settings.scorer) is kind)
 
-    def fingerprint(self, graph: Graph) -> str:
+    def fingerprint(self, graph: Graph | Parties) -> str:
         """Of all that decides the result, but for the device and the kernels."""
         settings = self.settings.json()
         for key in ("device", "kernel", "checkpoint_every"):
             del settings["training"][key]
         del settings["name"]
-        whole: list[Any] = [settings, graph.fingerprint]
+        given = [part.fingerprint for part in graph] if isinstance(graph, Parties) else graph.fingerprint
+        whole: list[Any] = [settings, given]
         if self.federation is not None:
             federation = asdict(self.federation)
             for key in ("keep_every", "keep_mb"):
@@ -207,10 +208,19 @@ def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> lis
     return [cell for cell in cells if not only or cell.name.startswith(tuple(only))]
 
 
-def load(dataset: str, data: Path | None) -> Graph:
-    """A benchmark by name from the folder of datasets, an embedded federation in one place, or a graph's file."""
+def load(cell: Cell, data: Path | None) -> Graph | Parties:
+    """A benchmark by name from the folder of datasets, an embedded federation, or a graph's file.
+
+    Where a federation's cell does not say how to divide it, it is a folder of parties.
+    """
+    dataset = cell.dataset
     if dataset in EMBEDDED:
-        return pool(datasets.clinic(EMBEDDED[dataset]))  # type: ignore[arg-type]
+        hospitals = datasets.clinic(EMBEDDED[dataset])  # type: ignore[arg-type]
+        return hospitals if cell.recipe and not cell.divided else pool(hospitals)
+    if cell.recipe and not cell.divided:
+        from tacit.files import read_parties
+
+        return read_parties(Path(data or os.environ.get("TACIT_DATA", ".")) / dataset)
     if dataset.endswith(".safetensors"):
         return load_graph(Path(dataset))
     return datasets.load(dataset, data)
@@ -254,7 +264,7 @@ class Results:
 
 def run_cell(
     cell: Cell,
-    graph: Graph,
+    graph: Graph | Parties,
     folder: Path,
     *,
     device: str | None = None,
@@ -267,12 +277,14 @@ def run_cell(
         settings = replace(settings, training=replace(settings.training, device=device))
     more: dict[str, Any]
     if cell.federation is None:
+        assert isinstance(graph, Graph)
         run = _opened(folder, lambda: Run.open(folder), lambda: create(graph, settings, folder), settings, (graph,))
         if not run.finished:
             run.train(on_event)
         events, more = list(run.events()), {"best_epoch": run.best_epoch}
     else:
-        parties, recipe, federation = divide(graph, cell), str(cell.recipe), cell.federation
+        recipe, federation = str(cell.recipe), cell.federation
+        parties = graph if isinstance(graph, Parties) else divide(graph, cell)
         run = _opened(folder, lambda: FederatedRun.open(folder),
                       lambda: FederatedRun.create(recipe, parties, settings, federation, folder), settings,
                       parties.graphs)  # fmt: skip
@@ -286,7 +298,7 @@ def run_cell(
         "dataset": cell.dataset,
         "scorer": cell.scorer,
         "setting": cell.setting,
-        "parts": cell.parts,
+        "parts": 1 if cell.federation is None else len(run.parties),
         "seed": settings.seed,
         "metrics": test,
         "valid": valid,
@@ -381,12 +393,13 @@ def reproduce(
     """Run the cells that have no result yet; each cell's line. `on_cell` hears of a cell when it begins, without a
     line, and when it ends.
     """
-    graphs: dict[str, Graph] = {}
+    graphs: dict[tuple[str, bool], Graph | Parties] = {}
     rows = []
     for cell in cells:
-        if cell.dataset not in graphs:
-            graphs = {cell.dataset: load(cell.dataset, data)}  # one at a time in memory
-        graph = graphs[cell.dataset]
+        place = (cell.dataset, bool(cell.recipe and not cell.divided))
+        if place not in graphs:
+            graphs = {place: load(cell, data)}  # one at a time in memory
+        graph = graphs[place]
         row = results.of(cell.fingerprint(graph))
         if row is None:
             on_cell(cell, None)

@@ -70,6 +70,13 @@ class Run:
             run.best_epoch = found["best_epoch"]
         return run
 
+    @staticmethod
+    def of_model(settings: Settings, graph: Graph, model: Model, metrics: Mapping[str, Metrics]) -> Run:
+        """A run in memory, of a model that was trained elsewhere."""
+        run = Run(settings, graph)
+        run._model, run.metrics = model, dict(metrics)
+        return run
+
     @property
     def model(self) -> Model:
         """The trained model, as it was when validation was best."""

@@ -102,8 +102,8 @@ def demo(
     for recipe, rows_of in (("fede", "entity"), ("fedr", "relation")):
         size, many = megabytes(sent[recipe]["bytes"]), sent[recipe]["messages"]
         show.say(f"{recipe}: {size} of {rows_of} rows in {many:,} messages, every one in its transcript")
-    show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in one "
-             "place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
+    show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in "
+             "one place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
     show.say(
         f"\nWritten to {out_path}/. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"

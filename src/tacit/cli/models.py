@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # What loads torch is imported by the commands that need it: looking at data takes no second longer for it.
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
+OfParty = Annotated[str | None, typer.Option("--party", help="Of a federation: whose model is meant.")]
 COLUMNS = ("mrr", "hits1", "hits3", "hits10", "mr", "amri")
 
 
@@ -256,13 +257,14 @@ def evaluate(
         Path | None, typer.Option(help="Another run: do its embeddings make the same clusters (NMI)?")
     ] = None,
     memory_mb: Annotated[int | None, typer.Option(help="For ranking. Default: the run's.")] = None,
+    party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank the true answers among all entities; classify, probe and compare if asked."""
     from tacit.evaluation import classify_triples, rank, typed_candidates
-    from tacit.run import Run
+    from tacit.federated import is_federation, open_run
 
-    run = Run.open(path)
+    run = open_run(path, party)
     wanted, graph = run.settings.evaluation, run.graph
     if split not in SPLITS:
         raise TacitError(f"--split is train, valid or test; not {split!r}.")
@@ -302,7 +304,7 @@ def evaluate(
     if probe is not None:
         facts["probe"] = asdict(_probe(run, probe))
     if compare is not None:
-        facts["cluster_agreement"] = _compared(run, Run.open(compare))
+        facts["cluster_agreement"] = _compared(run, open_run(compare, party if is_federation(compare) else None))
     if as_json:
         print(json.dumps(facts))
         return
@@ -361,12 +363,13 @@ def predict(
     tail: Annotated[str | None, typer.Option(help="The tail, if it is known.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many answers.")] = 10,
     known: Annotated[bool, typer.Option("--known", help="Also answers that the graph has already.")] = False,
+    party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
     """The most plausible answers, by name, for the one part of a triple that is left out."""
-    from tacit.run import Run
+    from tacit.federated import open_run
 
-    found = Run.open(path).predict(head=head, relation=relation, tail=tail, top=top, known=known)
+    found = open_run(path, party).predict(head=head, relation=relation, tail=tail, top=top, known=known)
     if as_json:
         print(json.dumps([asdict(answer) for answer in found], ensure_ascii=False))
         return
@@ -380,12 +383,13 @@ def export(
     format: Annotated[str, typer.Option(help="npy, tsv or safetensors: the rows; nt: predicted links.")] = "npy",
     top: Annotated[int, typer.Option(min=1, help="For nt: links per relation.")] = 100,
     force: Force = False,
+    party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the rows with their names, or the links a model predicts."""
-    from tacit.run import Run
+    from tacit.federated import open_run
 
-    run = Run.open(path)
+    run = open_run(path, party)
     with show.busy("writing", as_json):
         files = run.export(out_path, format=format, top=top, force=force)  # type: ignore[arg-type]
     if as_json:

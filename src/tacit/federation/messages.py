@@ -111,7 +111,7 @@ class Message:
         _check_number("round", self.round, MOST_ROUNDS)
         _check_number("phase", self.phase, 255)
         for name in ("sender", "receiver"):
-            if (value := getattr(self, name)) != SERVER:
+            if (value := getattr(self, name)) != SERVER or not isinstance(value, int):
                 _check_number(name, value, MOST_PARTIES)
         if self.sender == self.receiver:
             raise Refused("a message to oneself")
@@ -277,10 +277,14 @@ class Inbox:
 
     def _check_arrays(self, message: Message, most: int) -> None:
         ids, values = message.arrays.get("ids"), message.arrays.get("values")
+        if (count := message.says.get("count", 0)) > most:
+            raise Refused(f"{count:,} names, where there are {most:,} rows")
         if ids is not None:
             if len(ids) > most or (message.kind == "places" and len(ids) != most):
                 raise Refused(f"{len(ids):,} ids, where there are {most:,} rows")
             limit = message.says.get("total", self.total)
+            if self.total is not None and limit != self.total:
+                raise Refused(f"of {limit:,} shared rows, where there are {self.total:,}")
             if limit is None:
                 raise Refused("ids, where none are expected")
             if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= limit):

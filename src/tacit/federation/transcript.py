@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tacit.errors import BadInput, TacitError
+from tacit.errors import BadInput, TacitError, excerpt
 from tacit.federation.messages import SERVER, Message
 from tacit.graph import Graph
 
@@ -43,6 +43,8 @@ class Adversary:
         if ("party" in self.role or self.role == "peer") != (self.party is not None):
             wanted = "one of the parties: say which" if self.party is None else "no party"
             raise TacitError(f"the adversary {self.role} is {wanted}")
+        if self.party is not None and (not isinstance(self.party, int) or self.party < 0):
+            raise TacitError("the adversary is none of the parties, which count from 0")
 
     def sees(self, record: Record) -> bool:
         """Whether this message passed before the adversary's eyes."""
@@ -69,6 +71,12 @@ class Record:
     size: int
     sha256: str | None = None
     """Of its canonical bytes, where it was kept or sent."""
+
+    @staticmethod
+    def of(number: int, message: Message) -> Record:
+        """The record of a message that is not kept."""
+        return Record(number, message.round, message.phase, message.kind, message.says.get("part"), message.sender,
+                      message.receiver, message.size)  # fmt: skip
 
     def json(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -111,7 +119,7 @@ class Transcript:
     keep
         Which messages' content is kept, beside its size; default: of none.
     cap
-        Bytes of content that are kept at most; what comes after is recorded without content, and `dropped` counts it.
+        Bytes of content that are kept at most; what does not fit is recorded without content, and `dropped` counts it.
     """
 
     def __init__(self, keep: Filter = lambda record: False, cap: int = 1 << 30):
@@ -122,14 +130,14 @@ class Transcript:
 
     def record(self, message: Message) -> Record:
         """Note a message as it is sent."""
-        record = Record(len(self.records), message.round, message.phase, message.kind, message.says.get("part"),
-                        message.sender, message.receiver, message.size)  # fmt: skip
+        record = Record.of(len(self.records), message)
         if self.keep(record):
             if self.kept + record.size > self.cap:
                 self.dropped += 1
             else:
                 # A copy: in one process a message is a look at rows that will move.
-                copy = replace(message, arrays={name: t.detach().cpu().clone() for name, t in message.arrays.items()})
+                arrays = {name: tensor.detach().cpu().clone() for name, tensor in message.arrays.items()}
+                copy = replace(message, says=dict(message.says), arrays=arrays)
                 record = replace(record, sha256=hashlib.sha256(copy.encode()).hexdigest())
                 self.payloads[record.number] = copy
                 self.kept += record.size
@@ -145,6 +153,8 @@ class Transcript:
         leaks: Mapping[str, Any] | None = None,
     ) -> View:
         """What this adversary has seen. Of the graphs it gets its own, and of the rows the published ones."""
+        if graphs and adversary.party is not None and adversary.party >= len(graphs):
+            raise TacitError(f"there are {len(graphs)} parties, and no party {adversary.party}")
         seen = [record for record in self.records if adversary.sees(record)]
         own = graphs[adversary.party] if adversary.party is not None and graphs else None
         content = {record.number: self.payloads[record.number] for record in seen if record.number in self.payloads}
@@ -174,23 +184,37 @@ class Transcript:
     def load(self, path: Path, payloads: Path) -> None:
         """Take over what another transcript wrote: its lines, and the contents that were kept."""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            place = f"{path}:{number + 1}"
             try:
                 record = Record(**json.loads(line))
-            except (ValueError, TypeError):
-                raise BadInput(f"{path}:{number + 1}: found {line[:60]!r}; expected the record of a message.") from None
+            except (ValueError, TypeError, RecursionError):
+                raise BadInput(f"{place}: found {excerpt(line)}; expected the record of a message.") from None
+            numbers = (record.number, record.round, record.phase, record.sender, record.receiver, record.size)
+            if any(type(value) is not int for value in numbers) or record.size < 0:
+                raise BadInput(f"{place}: found {excerpt(line)}; expected the record of a message.")
             if record.number != number:
-                raise BadInput(f"{path}:{number + 1}: found number {record.number}; expected {number}.")
-            self.records.append(record)
+                raise BadInput(f"{place}: found number {record.number}; expected {number}.")
             if record.sha256 is not None:
-                data = (payloads / f"{number:08d}").read_bytes()
-                if hashlib.sha256(data).hexdigest() != record.sha256:
-                    raise BadInput(f"{payloads / f'{number:08d}'}: was changed: its hash is not the transcript's.")
-                self.payloads[number] = Message.decode(data)
+                self.payloads[number] = self._payload(payloads / f"{number:08d}", record)
                 self.kept += record.size
+            self.records.append(record)
+
+    def _payload(self, path: Path, record: Record) -> Message:
+        """What a message held, if it is still what was recorded."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror}.") from None
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise BadInput(f"{path}: was changed: its hash is not the transcript's.")
+        message = Message.decode(data)
+        if replace(record, sha256=None) != Record.of(record.number, message):
+            raise BadInput(f"{path}: is another message than the transcript's record of it.")
+        return message
 
 
 def rounds(every: int, parties: Iterable[int] | None = None) -> Filter:
-    """Keep rows of every so many rounds; of these parties alone, if any are named."""
+    """Keep messages of every so many rounds; of these parties alone, if any are named."""
     wanted = None if parties is None else set(parties)
 
     def keep(record: Record) -> bool:
