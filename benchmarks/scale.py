@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from drawing import COLOURS, Panel, page
 from measure import environment, floor, now, row
 
 from tacit.draws import Purpose, Stream
@@ -96,40 +97,20 @@ def measured(
 
 
 def drawn(rows: list[dict[str, Any]]) -> str:
-    """Seconds per epoch by size, both logarithmic, as SVG: a straight line at 45 degrees is linear growth."""
-    left, right, top, bottom = 70, 620, 20, 330
-    sizes = [found["metrics"]["size"] for found in rows]
-    times = [found["metrics"]["epoch_s"] for found in rows]
-    x0, x1 = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
-    y0, y1 = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-
-    def at(size: float, seconds: float) -> tuple[float, float]:
-        across, up = (math.log10(size) - x0) / max(x1 - x0, 1), (math.log10(seconds) - y0) / max(y1 - y0, 1)
-        return round(left + across * (right - left), 1), round(bottom - up * (bottom - top), 1)
-
-    lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 400" font-family="sans-serif" font-size="13">',
-        "<title>Seconds per epoch by size of the graph</title>",
-        '<rect width="640" height="400" fill="white"/>',
-    ]
-    for power in range(x0, x1 + 1):
-        x = at(10.0**power, 10.0**y0)[0]
-        lines.append(f'<path d="M{x} {top}V{bottom}" stroke="#ddd"/>')
-        lines.append(f'<text x="{x}" y="{bottom + 20}" text-anchor="middle">{ENTITIES * 10.0**power:,.0f}</text>')
-    for power in range(y0, y1 + 1):
-        y = at(10.0**x0, 10.0**power)[1]
-        lines.append(f'<path d="M{left} {y}H{right}" stroke="#ddd"/>')
-        lines.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{10.0**power:g} s</text>')
-    under = "entities; triples, and the batch, grow alike"
-    lines.append(f'<text x="{(left + right) / 2}" y="{bottom + 45}" text-anchor="middle">{under}</text>')
+    """Seconds per epoch by size, both logarithmic: a straight line at 45 degrees is linear growth."""
+    sizes, times = ([found["metrics"][key] for found in rows] for key in ("size", "epoch_s"))
+    (x0, x1), (y0, y1) = ((math.floor(math.log10(min(v))), math.ceil(math.log10(max(v)))) for v in (sizes, times))
+    panel = Panel(70, 20, 550, 310, (10.0**x0, 10.0**x1), (10.0**y0, 10.0**y1), logarithmic=True)
+    panel.grid(
+        [(10.0**power, f"{ENTITIES * 10.0**power:,.0f}") for power in range(x0, x1 + 1)],
+        [(10.0**power, f"{10.0**power:g} s") for power in range(y0, y1 + 1)],
+    )
+    panel.text("entities; triples, and the batch, grow alike", 275, 350, anchor="middle")
     for number, scorer in enumerate(sorted({found["scorer"] for found in rows})):
-        colour = ("#0b6e4f", "#c1440e", "#1f4e9c")[number % 3]
         own = sorted((f["metrics"]["size"], f["metrics"]["epoch_s"]) for f in rows if f["scorer"] == scorer)
-        places = [at(*one) for one in own]
-        lines.append(f'<polyline points="{" ".join(f"{x},{y}" for x, y in places)}" fill="none" stroke="{colour}"/>')
-        lines += [f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>' for x, y in places]
-        lines.append(f'<text x="{left + 15}" y="{top + 20 + 20 * number}" fill="{colour}">{scorer}</text>')
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        panel.series(own, COLOURS[number])
+        panel.text(scorer, 15, 20 + 20 * number, COLOURS[number])
+    return page(640, 400, "Seconds per epoch by size of the graph", [panel])
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def agree(
 def _names(message: Message) -> Vocab:
     """The names a party told, checked as any other."""
     try:
-        text = bytes(message.arrays["text"].tolist()).decode("utf-8")
+        text = message.arrays["text"].numpy().tobytes().decode("utf-8")
         vocabulary = Vocab(text.split("\n") if message.says["count"] else ())
     except (UnicodeDecodeError, BadInput) as error:
         raise Refused(f"names that cannot be names: {error}") from None
