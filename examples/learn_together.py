@@ -8,8 +8,10 @@ from tacit.datasets import clinic
 from tacit.federation import Adversary
 
 hospitals = clinic("demo", seed=0)
-common = {"scorer": "transe", "dim": 32, "negatives": 32, "batch": 64, "learning_rate": 0.01, "rounds": 10}
-runs = {recipe: tacit.federate(hospitals, recipe, **common) for recipe in ("local", "fede", "fedr")}
+runs = {
+    recipe: tacit.federate(hospitals, recipe, dim=32, negatives=32, batch=64, learning_rate=0.01, rounds=10)
+    for recipe in ("local", "fede", "fedr")
+}
 for recipe, run in runs.items():
     print(f"{recipe:6} test MRR {run.metrics['test'].mrr:.3f}, {run.communication()['bytes'] / 1e6:.1f} MB sent")
 assert runs["fede"].metrics["test"].mrr > runs["local"].metrics["test"].mrr

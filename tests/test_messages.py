@@ -673,7 +673,7 @@ NOT_TAKEN = [
     (4, rows(SERVER, 1, ids=ids(0, 1, 2), values=table([1, 2], [3, 4], [5, 6])), "none are expected"),
     (2, counts(1.0), "shape"),
     (2, counts(1.0, 2.0, 3.0), "shape"),
-    (2, counts(1.0, -1.0), "below 0"),
+    (2, counts(1.0, -1.0), "counts that are not"),
     (2, counts(1.0, math.nan), "not finite"),
     (2, counts(1.0, math.inf), "not finite"),
     (1, places(0, 1), "2 ids, where there are 3"),

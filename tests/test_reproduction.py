@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def table(tmp_path):
 
 def again(table, name="runs", results="results.jsonl", only=(), **options):
     home = table.parent
-    return reproduce(read_cells(table, "small", only), data=None, runs=home / name, results=Results(home / results),
+    return reproduce(read_cells(table, "small", only), runs=home / name, results=home / results,
                      command="tacit reproduce small", **options)  # fmt: skip
 
 
@@ -127,9 +128,12 @@ def test_results_are_only_added_to(tmp_path):
     results.path.write_bytes(results.path.read_bytes()[:-1])  # as another program may have left it
     results.append({"metrics": {"mrr": 0.3}, "fingerprint": "other"})
     assert [row["metrics"]["mrr"] for row in results] == [0.1, 0.2, 0.3]
-    with open(results.path, "a") as file:
-        file.write('{"metrics"')
-    with pytest.raises(BadInput, match=r"results.jsonl:4: found .*expected a JSON object"):
+    results.path.write_bytes(results.path.read_bytes()[:-7])  # the last was cut off, as by a full disk
+    assert [row["metrics"]["mrr"] for row in results] == [0.1, 0.2]
+    results.append({"metrics": {"mrr": 0.4}})
+    assert [row["metrics"]["mrr"] for row in results] == [0.1, 0.2, 0.4]
+    results.path.write_bytes(b'{"metrics"\n' + results.path.read_bytes())
+    with pytest.raises(BadInput, match=r"results.jsonl:1: found .*expected a JSON object"):
         list(results)
 
 
@@ -277,8 +281,8 @@ def test_a_grid_of_federations(tmp_path, partition, parts):
     (cells / "published.csv").write_text(published)
     found = read_cells(cells, "a-figure")
     assert [cell.name for cell in found] == ["fed-transe-0", "fed-transe-1", "fed-distmult-0", "fed-distmult-1"]
-    results = Results(tmp_path / "r.jsonl")
-    rows = reproduce(found[1:3], data=None, runs=tmp_path / "runs", results=results)
+    where = {"runs": tmp_path / "runs", "results": tmp_path / "r.jsonl"}
+    rows = reproduce(found[1:3], **where)
     for row, (scorer, seed) in zip(rows, [("transe", 1), ("distmult", 0)], strict=True):
         assert (row["scorer"], row["seed"], row["setting"], row["parts"]) == (scorer, seed, "fedr", parts)
         assert len(row["loss"]) == row["rounds"] == 2
@@ -286,7 +290,10 @@ def test_a_grid_of_federations(tmp_path, partition, parts):
         assert row["cost"].keys() == {"0.2", "0.4"}
     assert rows[1]["published"] == ({"Someone": {"mrr": 0.25}} if parts == 4 else {})
     assert rows[0]["published"] == {}
-    assert reproduce(found[1:3], data=None, runs=tmp_path / "runs", results=results) == rows
+    assert reproduce(found[1:3], **where) == rows
+    for change in ({"recipe": "fede"}, {"federation": replace(found[1].federation, rounds=1)}):
+        with pytest.raises(TacitError, match="other settings"):
+            reproduce([replace(found[1], **change)], **where)
     shown = CliRunner().invoke(app, ["reproduce", "small", "--configs", str(cells), "--only", "fed-transe-1",
                                      "--results", str(tmp_path / "r.jsonl")])  # fmt: skip
     assert shown.exit_code == 0, shown.output
@@ -306,3 +313,28 @@ def test_the_papers_cells_are_all_there(monkeypatch):
     assert len(five) == 3 * 36
     for figure, many in (("fedr-fig3", 12), ("fedr-fig4", 36)):
         assert len(read_cells(None, figure)) == many
+
+
+def test_each_cell_has_the_results_of_its_own_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for table in ("one", "two"):
+        (tmp_path / "benchmarks" / table).mkdir(parents=True)
+        text = FEDERATED.format(recipe="fede", partition="").replace('table = "small"', f'table = "{table}"')
+        (tmp_path / "benchmarks" / table / f"{table}.toml").write_text(
+            text.replace('figures = {Someone = "published.csv"}', "")
+        )
+    cells = [cell for cell in read_cells(None, "a-figure") if cell.name.endswith("transe-0")]
+    reproduce(cells)
+    for table in ("one", "two"):
+        [row] = Results(tmp_path / "benchmarks" / "results" / f"{table}.jsonl")
+        assert row["table"] == table
+        assert (tmp_path / "runs" / table / f"{table}-transe-0").is_dir()
+    (tmp_path / "benchmarks" / "two" / "two.toml").rename(tmp_path / "benchmarks" / "two" / "one.toml")
+    with pytest.raises(BadInput, match="two cells are called"):
+        read_cells(None, "a-figure")
+
+
+def test_a_grid_is_not_for_federate(tmp_path):
+    (tmp_path / "fed.toml").write_text(FEDERATED.format(recipe="fede", partition=""))
+    done = CliRunner().invoke(app, ["federate", "--config", str(tmp_path / "fed.toml")])
+    assert "tacit reproduce runs them" in str(done.exception)

@@ -2,8 +2,10 @@
 
     config.json          settings, recipe and federation, defaults written out; what belongs to the folder
     environment.json     versions, device, threads, each party's fingerprint
-    shareable/           privacy.json; transcript.jsonl: every message's kind, ends, size
-    private/             (0700) parties/, metrics.jsonl, metrics.json, model, checkpoints/, payloads/, log
+    shareable/           privacy.json: what was guaranteed, and who learns what; transcript.jsonl, once it is finished:
+                         every message's kind, ends, size
+    private/             (0700) parties/, metrics.jsonl, transcript.jsonl with hashes, metrics.json, model,
+                         checkpoints/, payloads/, log
 
 In one process one folder holds all parties, so all of it but `shareable/` is for whoever may see all of them: it is a
 simulation. A real federation has a folder per party.
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,18 +30,21 @@ from tacit.errors import BadInput, BadValue, TacitError
 from tacit.evaluation.ranking import Metrics, weighted
 from tacit.federation.aggregation import AGGREGATIONS, Aggregation
 from tacit.federation.messages import SERVER
-from tacit.federation.star import Star
+from tacit.federation.star import GIVE, Star
 from tacit.federation.transcript import Adversary, Transcript, View, rounds
-from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json
-from tacit.graph import Graph, SplitName
+from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
+from tacit.graph import SplitName
 from tacit.kept import Kept, locked
-from tacit.models import Tables
+from tacit.models import Layout, Tables
 from tacit.models.model import Model
 from tacit.parties import Parties
 from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment
 from tacit.settings import Settings, checked_section, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
+
+if TYPE_CHECKING:
+    from tacit.recipes import Setup
 
 LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.federation/1"
@@ -98,6 +103,7 @@ class Together:
         self.fit, self.wanted, self.star = fit, wanted, star
         self.rounds = self.waited = self.best_round = 0
         self.best_mrr, self.finished = -np.inf, False
+        fit.total_epochs = wanted.rounds * wanted.local_epochs
 
     def run(self, on_event: Callable[[Event], None], checkpoint: Callable[[], None] | None = None) -> None:
         """Rounds until there are enough of them, or validation has not improved for long enough."""
@@ -138,9 +144,12 @@ class Together:
             found = fit.validate()
             self.finished = bool(fit.finished.all())
             fit.best_epoch[:] = np.where(fit.waited == 0, self.rounds, fit.best_epoch)
-            best = [float(mrr) for mrr in fit.best_mrr]
-            return {"mrr": listed([weighted(found).mrr])[0], "parties": listed([m.mrr for m in found]),
-                    "best": listed(best), "best_round": fit.best_epoch.tolist(), "given": 0}  # fmt: skip
+            # Who has stopped counts with what is kept of it.
+            now = np.array([m.mrr if m.count else best for m, best in zip(found, fit.best_mrr, strict=True)])
+            many = np.array([len(graph.valid) for graph in fit.graphs])
+            mean = float(np.average(now[many > 0], weights=many[many > 0])) if many.any() else np.nan
+            return {"mrr": listed([mean])[0], "parties": listed(now), "best": listed(fit.best_mrr),
+                    "best_round": fit.best_epoch.tolist(), "given": 0}  # fmt: skip
         given = self.star.give(range(len(fit.graphs)))
         found = fit.evaluate("valid", best=False)
         whole = weighted(found)
@@ -189,24 +198,37 @@ class FederatedRun:
     ):
         self.recipe, self.parties, self.settings, self.federation = recipe, parties, settings, federation
         self.path = path
-        self.transcript = federation.transcript()
         self.metrics: dict[str, Metrics] = {}
         self.by_party: dict[str, list[Metrics]] = {}
         self.best_round: int | list[int] = 0
-        self._fit: Fit | None = None
         self._tables: Tables | None = None
+        self._transcript: Transcript | None = None
+
+    @property
+    def transcript(self) -> Transcript:
+        """Every message; of a finished run in a folder, read when it is asked for."""
+        if self._transcript is None:
+            self._transcript = self.federation.transcript()
+            if self.finished:
+                assert self.path is not None
+                self._transcript.load(self._journal, self.path / PRIVATE / "payloads")
+        return self._transcript
+
+    @property
+    def _journal(self) -> Path:
+        assert self.path is not None
+        return self.path / PRIVATE / "transcript.jsonl"
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def train(self, on_event: Callable[[Event], None] = lambda event: None) -> FederatedRun:
         """From the beginning or from the last checkpoint, to the end; then rank validation and test by the best."""
-        from tacit.recipes import RECIPES, Setup
+        from tacit.recipes import RECIPES
 
         if self.path is not None and self.finished:
             raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
-        self.transcript = self.federation.transcript()
-        setup = Setup(self.parties, self.settings, self.federation, self.transcript)
-        together = RECIPES[self.recipe](setup)
+        self._transcript = None
+        together = RECIPES[self.recipe](self._setup())
         if self.path is None:
             together.run(on_event)
             return self._end(together)
@@ -220,7 +242,7 @@ class FederatedRun:
                 self.transcript.records.clear()
                 self.transcript.payloads.clear()
                 self.transcript.kept = 0
-                self.transcript.load(self.path / SHAREABLE / "transcript.jsonl", self.path / PRIVATE / "payloads")
+                self.transcript.load(self._journal, self.path / PRIVATE / "payloads")
                 written = len(self.transcript.records)
 
         with self._kept.training(together, resumed) as (files, save):
@@ -249,11 +271,11 @@ class FederatedRun:
         folder = self.path / PRIVATE / "payloads"
         for number in range(first, len(self.transcript.records)):
             if (message := self.transcript.payloads.get(number)) is not None:
-                (folder / f"{number:08d}").write_bytes(message.encode())
+                write_whole(folder / f"{number:08d}", message.encode())
 
     def _end(self, together: Together) -> FederatedRun:
-        self._fit = fit = together.fit
-        alone = together.star is None
+        fit, alone = together.fit, together.star is None
+        self._tables = fit.best
         self.best_round = fit.best_epoch.tolist() if alone else together.best_round
         splits: tuple[SplitName, ...] = ("valid", "test")
         for split in splits:
@@ -262,6 +284,8 @@ class FederatedRun:
                 self.by_party[split], self.metrics[split] = found, weighted(found)
         if self.path is not None:
             private = self.path / PRIVATE
+            lines = "".join(f"{line}\n" for line in self.transcript.lines(hashes=False))
+            write_whole(self.path / SHAREABLE / "transcript.jsonl", lines.encode(), mode=0o644)
             write_json(private / "metrics.json", "tacit.metrics/1", self.results())
             save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
         return self
@@ -286,50 +310,53 @@ class FederatedRun:
 
     def model(self, party: int) -> Model:
         """A party's model, as it was when validation was best."""
-        fit = self._fit or Fit(self.settings, self._trained_graphs())
-        self._fit = fit
-        if self.path is not None and self._tables is None and self.finished:
+        if self._tables is None:
+            if not self.finished:
+                raise TacitError(f"{self.path} is not finished: go on with tacit federate --resume {self.path}")
+            assert self.path is not None
             where = self.path / PRIVATE / "model.safetensors"
             tensors, facts = load_tensors(where)
             self._kept.check_origin(where, facts, "tacit.model/1")
-            self._tables = Tables.of(tensors).like(lambda tensor: tensor.to(fit.device))
-        if self._tables is not None:
-            fit.best = self._tables
-        if len(fit.graphs) == len(self.parties):
-            return fit.model(party)
-        return fit.model(0).seen_by(fit.graphs[0], self.parties[party])
+            self._tables = Tables.of(tensors)
+        graphs = self._setup().graphs(self.recipe)
+        twice = 2 if self.settings.training.reciprocal else 1
+        layout = Layout(tuple(len(g.entities) for g in graphs), tuple(twice * len(g.relations) for g in graphs))
+        whole = len(graphs) == 1
+        tables = self._tables.party(layout, 0 if whole else party)
+        model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
+        return model.seen_by(graphs[0], self.parties[party]) if whole else model
 
     def of_party(self, name: str) -> Run:
         """One party's model with its graph, to be asked and exported like a training of its own."""
         if name not in self.parties.names:
             raise TacitError(f"there is no party {name!r} here. There are: {', '.join(self.parties.names)}.")
-        if not self.by_party:
-            raise TacitError(f"{self.path} is not finished: go on with tacit federate --resume {self.path}")
         party = self.parties.names.index(name)
         found = {split: metrics[party] for split, metrics in self.by_party.items()}
         return Run.of_model(self.settings, self.parties[party], self.model(party), found)
 
-    def _trained_graphs(self) -> tuple[Graph, ...]:
+    def _setup(self) -> Setup:
         from tacit.recipes import Setup
 
-        pooled = self.recipe == "central"
-        return Setup(self.parties, self.settings, self.federation, Transcript()).graphs(pooled=pooled)
+        return Setup(self.parties, self.settings, self.federation, self.transcript)
 
     def communication(self) -> dict[str, Any]:
         """Bytes by party and direction, and in all."""
         by_party = {name: self.transcript.traffic(i) for i, name in enumerate(self.parties.names)}
         whole = sum(record.size for record in self.transcript.records)
         up = sum(record.size for record in self.transcript.records if record.receiver == SERVER)
+        kept = {"kept": len(self.transcript.payloads), "not_kept_for_room": self.transcript.dropped}
         return {"bytes": whole, "to_server": up, "from_server": whole - up, "messages": len(self.transcript.records),
-                "parties": by_party}  # fmt: skip
+                "parties": by_party} | kept  # fmt: skip
 
     def cost_of(self, mrr: float, events: list[Event]) -> dict[str, int] | None:
         """Rounds and bytes until validation first reached an MRR, by the events of the training; None: never."""
         for event in events:
             if event["event"] == "validation" and event["mrr"] is not None and event["mrr"] >= mrr:
                 upto = event["round"]
-                # Rows that were given for this validation bear the number of the round that made them.
-                spent = sum(record.size for record in self.transcript.records if record.round <= upto)
+                # Before a validation every party is given the rows of the next round.
+                spent = sum(
+                    r.size for r in self.transcript.records if r.round <= upto or (r.round, r.phase) == (upto + 1, GIVE)
+                )
                 return {"rounds": upto, "bytes": spent}
         return None
 
@@ -338,9 +365,15 @@ class FederatedRun:
         assert self.path is not None
         return [json.loads(line) for line in (self.path / PRIVATE / "metrics.jsonl").read_text().splitlines()]
 
-    def view(self, adversary: Adversary, leaks: Mapping[str, Any] | None = None) -> View:
-        """What an adversary saw of it."""
-        return self.transcript.view(adversary, graphs=self.parties.graphs, leaks=leaks)
+    def view(
+        self,
+        adversary: Adversary,
+        *,
+        published: Mapping[str, Any] | None = None,
+        leaks: Mapping[str, Any] | None = None,
+    ) -> View:
+        """What an adversary saw of it. `published`: rows that were given to anyone."""
+        return self.transcript.view(adversary, graphs=self.parties.graphs, published=published, leaks=leaks)
 
     # -- in a folder ---------------------------------------------------------------------------------------------------
 
@@ -356,15 +389,18 @@ class FederatedRun:
     @property
     def _kept(self) -> Kept:
         assert self.path is not None
-        metrics, transcript = self.path / PRIVATE / "metrics.jsonl", self.path / SHAREABLE / "transcript.jsonl"
-        return Kept(self.path, self._origin, {"metrics": metrics, "transcript": transcript})
+        return Kept(
+            self.path, self._origin, {"metrics": self.path / PRIVATE / "metrics.jsonl", "transcript": self._journal}
+        )
 
     @staticmethod
     def create(
         recipe: str, parties: Parties, settings: Settings, federation: Federation, path: Path, *, force: bool = False
     ) -> FederatedRun:
         """A folder that is ready to train: whole, or not there."""
+        run = FederatedRun(recipe, parties, settings, federation)
         chosen_device(settings.training.device)
+        discloses = run._setup().check(recipe)
         with _held(path, force), new_folder(path, CONFIG, force=force) as folder:
             private = folder / PRIVATE
             private.mkdir(mode=0o700)
@@ -373,18 +409,20 @@ class FederatedRun:
             (folder / SHAREABLE).mkdir()
             for name, graph in zip(parties.names, parties, strict=True):
                 save_graph(private / "parties" / f"{name}.safetensors", graph)
-            for journal in (private / "metrics.jsonl", folder / SHAREABLE / "transcript.jsonl"):
-                journal.touch()
+            for journal in ("metrics.jsonl", "transcript.jsonl"):
+                (private / journal).touch()
             about = environment(parties[0])
             del about["graph"]
             named = zip(parties.names, parties, strict=True)
             about["graphs"] = {name: environment(graph)["graph"] for name, graph in named}
             write_json(folder / "environment.json", "tacit.environment/1", about)
-            write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
+            told = NOT_PRIVATE | {"the_server_learns_of_each_party": discloses}
+            write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", told)
             seal(folder, CONFIG, SCHEMA, {"recipe": recipe, "parties": list(parties.names), "settings": settings.json(),
                                           "federation": asdict(federation), "origin": dict(parties.origin),
                                           "tacit": __version__})  # fmt: skip
-        return FederatedRun(recipe, parties, settings, federation, path)
+        run.path = path
+        return run
 
     @staticmethod
     def open(path: str | Path) -> FederatedRun:
@@ -394,22 +432,23 @@ class FederatedRun:
             raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
         wanted = {"settings": dict, "federation": dict, "recipe": str, "parties": list}
         config = read_json(path / CONFIG, SCHEMA, wanted)
+        check_recipe(config["recipe"])
         graphs = tuple(load_graph(path / PRIVATE / "parties" / f"{name}.safetensors") for name in config["parties"])
         parties = Parties(tuple(config["parties"]), graphs, None, config.get("origin", {}))
         federation = checked_section(Federation, config["federation"], "federation")
         run = FederatedRun(config["recipe"], parties, Settings.make(config["settings"]), federation, path)
         if run.finished:
-            run.transcript.load(path / SHAREABLE / "transcript.jsonl", path / PRIVATE / "payloads")
             where = path / PRIVATE / "metrics.json"
             found = read_json(where, "tacit.metrics/1", {"metrics": dict, "parties": dict})
             try:
-                run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+                run.metrics = {split: Metrics.of(values) for split, values in found["metrics"].items()}
                 run.by_party = {
-                    split: [Metrics(**found["parties"][name][split]) for name in parties.names] for split in run.metrics
+                    split: [Metrics.of(found["parties"][name][split]) for name in parties.names]
+                    for split in run.metrics
                 }
+                run.best_round = found["best_round"]
             except (TypeError, LookupError):
                 raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
-            run.best_round = found["best_round"]
         return run
 
 
@@ -471,7 +510,9 @@ def federate(
     wanted, chosen = split_settings(combine(dict(settings or {}), _sections(flags)))
     check_recipe(recipe)
     if out is None:
-        return FederatedRun(recipe, parties, wanted, chosen).train(on_event)
+        run = FederatedRun(recipe, parties, wanted, chosen)
+        run._setup().check(recipe)
+        return run.train(on_event)
     return FederatedRun.create(recipe, parties, wanted, chosen, Path(out), force=force).train(on_event)
 
 
@@ -479,7 +520,7 @@ def check_recipe(recipe: str) -> None:
     """Refuse a recipe that there is none of."""
     from tacit.recipes import RECIPES
 
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise TacitError(f"the recipe is {', '.join(RECIPES)}; not {recipe!r}.")
 
 

@@ -26,10 +26,17 @@ PRIVATE = "private"
 def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
     """Write `content` under its schema ("tacit.graph/1": kind and version); whole, or not at all."""
     text = json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(path, text.encode(), mode=None)
+
+
+def write_whole(path: Path, data: bytes, mode: int | None = 0o600) -> None:
+    """Write a file whole, or not at all; `mode` None: as the umask has it."""
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(draft, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

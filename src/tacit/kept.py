@@ -99,9 +99,10 @@ class Kept:
             try:
                 state, facts = load_tensors(path)
                 self.check_origin(path, facts, CHECKPOINT)
-                sizes = {str(name): int(size) for name, size in json.loads(facts["journals"]).items()}
+                journals = json.loads(facts["journals"]) if "journals" in facts else {"metrics": facts["journal"]}
+                sizes = {str(name): int(size) for name, size in journals.items()}
                 what.load(state)
-            except (BadInput, LookupError, ValueError, AttributeError, TypeError) as error:
+            except (BadInput, LookupError, ValueError, AttributeError, TypeError, RuntimeError) as error:
                 LOG.warning("a checkpoint is damaged or belongs to another run, and is passed over")
                 failure = failure or (error if isinstance(error, BadInput) else BadInput(f"{path}: is damaged."))
                 continue
@@ -116,7 +117,7 @@ class Kept:
 def locked(path: Path) -> Iterator[Callable[[], bool]]:
     """One process trains a run at a time; gives a way to ask whether the run is still there, and still this one."""
     lock = path / PRIVATE / "lock"
-    with open(lock, "w") as file:
+    with open(lock, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -26,6 +26,7 @@ import csv
 import hashlib
 import itertools
 import json
+import logging
 import os
 import platform
 import shlex
@@ -50,6 +51,7 @@ from tacit.settings import Settings, combine, read_settings
 from tacit.tensors import load_graph
 from tacit.training import Event
 
+LOG = logging.getLogger(__name__)
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
 DIVIDED = {"by": str, "parts": int, "split": list, "share": float}
 EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
@@ -105,6 +107,8 @@ class Cell:
             raise BadInput("expected [graph] with a path, the name of a dataset.")
         divided = _section(values.pop("partition", {}), "partition", DIVIDED)
         recipe, federation = values.pop("recipe", None), None
+        if recipe is not None and not isinstance(recipe, str):
+            raise BadInput(f"found {excerpt(repr(recipe))} as recipe; expected a name. Several go into [grid].")
         values = combine({"name": name}, values)
         if recipe is None:
             settings = Settings.make(values)
@@ -201,9 +205,12 @@ def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> lis
     cells = [cell for path in files for cell in Cell.read(path) if table in (cell.table, *cell.also)]
     if not cells:
         raise BadInput(f"{folder or home}: holds no cell of the table {table!r}.")
+    names = [cell.name for cell in cells]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"{folder or home}: two cells are called {twice[0]!r}.")
     for start in only:
         if not any(cell.name.startswith(start) for cell in cells):
-            shown = ", ".join([cell.name for cell in cells][:20]) + (", ..." if len(cells) > 20 else "")
+            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             raise TacitError(f"no cell's name begins with {start!r}. There are: {shown}.")
     return [cell for cell in cells if not only or cell.name.startswith(tuple(only))]
 
@@ -227,7 +234,7 @@ def load(cell: Cell, data: Path | None) -> Graph | Parties:
 
 
 class Results:
-    """A JSONL file of results, one object a line."""
+    """A JSONL file of results, one object a line. A last line that was cut off is none; the next one replaces it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -235,31 +242,48 @@ class Results:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if not self.path.exists():
             return
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                row = json.loads(line)
-                row["metrics"]["mrr"]
-            except (ValueError, LookupError, TypeError):
+        whole, _ = self._parts()
+        for number, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+            row = _result(line)
+            if row is None:
                 found = Problem(str(self.path), number, excerpt(line), "a JSON object with metrics")
-                raise BadInput(f"{self.path}: a line is no result.", [found]) from None
+                raise BadInput(f"{self.path}: a line is no result.", [found])
             yield row
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        """The lines that are whole, and what is left of one that was cut off."""
+        data = self.path.read_bytes()
+        end = data.rfind(b"\n") + 1
+        if end == len(data) or _result(data[end:].decode("utf-8", "replace")) is not None:
+            return data, b""
+        LOG.warning("the last line of %s was cut off, and is passed over", self.path.name)
+        return data[:end], data[end:]
 
     def of(self, fingerprint: str) -> dict[str, Any] | None:
         """The latest with this fingerprint."""
         return next((row for row in reversed(list(self)) if row.get("fingerprint") == fingerprint), None)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a line, after a last one that was cut off too."""
+        """Add a line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                before = b"" if file.read() == b"\n" else b"\n"
-            else:
-                before = b""
-            file.write(before + json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        whole, cut = self._parts() if self.path.exists() else (b"", b"")
+        with open(self.path, "ab") as file:
+            if cut:
+                file.truncate(len(whole))
+            between = b"" if not whole or whole.endswith(b"\n") else b"\n"
+            file.write(between + json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _result(line: str) -> dict[str, Any] | None:
+    """The result that a line is; None: it is none."""
+    try:
+        row = json.loads(line)
+        row["metrics"]["mrr"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return dict(row)
 
 
 def run_cell(
@@ -278,16 +302,15 @@ def run_cell(
     more: dict[str, Any]
     if cell.federation is None:
         assert isinstance(graph, Graph)
-        run = _opened(folder, lambda: Run.open(folder), lambda: create(graph, settings, folder), settings, (graph,))
+        run = _opened(cell, settings, (graph,), folder, Run.open, lambda: create(graph, settings, folder))
         if not run.finished:
             run.train(on_event)
         events, more = list(run.events()), {"best_epoch": run.best_epoch}
     else:
         recipe, federation = str(cell.recipe), cell.federation
         parties = graph if isinstance(graph, Parties) else divide(graph, cell)
-        run = _opened(folder, lambda: FederatedRun.open(folder),
-                      lambda: FederatedRun.create(recipe, parties, settings, federation, folder), settings,
-                      parties.graphs)  # fmt: skip
+        made = lambda: FederatedRun.create(recipe, parties, settings, federation, folder)  # noqa: E731
+        run = _opened(cell, settings, parties.graphs, folder, FederatedRun.open, made)
         if not run.finished:
             run.train(on_event)
         events, more = run.events(), _of_federation(run)
@@ -321,13 +344,21 @@ def divide(graph: Graph, cell: Cell) -> Parties:
     return partition(graph, by, parts, seed=cell.settings.seed, **options)
 
 
-def _opened(folder: Path, open_it: Callable[[], Any], make: Callable[[], Any], settings: Settings, graphs: Any) -> Any:
+def _opened(
+    cell: Cell,
+    settings: Settings,
+    graphs: Sequence[Graph],
+    folder: Path,
+    open_it: Callable[[Path], Any],
+    make: Callable[[], Any],
+) -> Any:
     """The run in a folder, if it is the one that is wanted; or a new one."""
     if not (folder / CONFIG).is_file():
         return make()
-    run = open_it()
-    held = tuple(run.parties.graphs) if isinstance(run, FederatedRun) else (run.graph,)
-    if (run.settings, held) != (settings, tuple(graphs)):
+    run = open_it(folder)
+    federated = isinstance(run, FederatedRun)
+    held = (run.parties.graphs, run.recipe, run.federation) if federated else ((run.graph,), None, None)
+    if (run.settings, *held) != (settings, tuple(graphs), cell.recipe, cell.federation):
         raise TacitError(f"{folder} holds a run with other settings: remove it, or choose another --runs.")
     return run
 
@@ -347,7 +378,7 @@ def _of_federation(run: FederatedRun) -> dict[str, Any]:
         "entities": {"mean": round(float(np.mean(sizes)), 2), "std": round(float(np.std(sizes, ddof=1)), 2)
                      if len(sizes) > 1 else 0.0},
         "federation": asdict(run.federation),
-        "by_party": [metrics.mrr for metrics in run.by_party["test"]],
+        "by_party": [metrics.json()["mrr"] for metrics in run.by_party["test"]],
     }  # fmt: skip
 
 
@@ -367,14 +398,18 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """Of the code that runs: as TACIT_COMMIT says, or of the repository it is in."""
+    """Of the code that runs: as TACIT_COMMIT says, or of the repository it is in, with a mark if it was changed."""
     if named := os.environ.get("TACIT_COMMIT"):
         return named
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
-        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True
+        ).stdout
+        return f"{head}-changed" if changed.strip() else head
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git, or not from a repository
         return None
 
@@ -382,16 +417,23 @@ def commit() -> str | None:
 def reproduce(
     cells: Sequence[Cell],
     *,
-    data: Path | None,
-    runs: Path,
-    results: Results,
+    data: Path | None = None,
+    runs: Path | None = None,
+    results: Path | None = None,
     device: str | None = None,
     command: str = "",
     on_cell: Callable[[Cell, dict[str, Any] | None], Any] = lambda cell, row: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> list[dict[str, Any]]:
-    """Run the cells that have no result yet; each cell's line. `on_cell` hears of a cell when it begins, without a
-    line, and when it ends.
+    """Run the cells that have no result yet; each cell's line.
+
+    Parameters
+    ----------
+    runs, results
+        The folder of runs and the file of results. Default: runs/TABLE and benchmarks/results/TABLE.jsonl, of the
+        table that is the cell's home.
+    on_cell
+        Hears of a cell when it begins, without a line, and when it ends.
     """
     graphs: dict[tuple[str, bool], Graph | Parties] = {}
     rows = []
@@ -400,12 +442,14 @@ def reproduce(
         if place not in graphs:
             graphs = {place: load(cell, data)}  # one at a time in memory
         graph = graphs[place]
-        row = results.of(cell.fingerprint(graph))
+        kept = Results(results or Path("benchmarks/results") / f"{cell.table}.jsonl")
+        row = kept.of(cell.fingerprint(graph))
         if row is None:
             on_cell(cell, None)
             own = f"{command} --only {cell.name}"
-            row = run_cell(cell, graph, runs / cell.name, device=device, command=own, on_event=on_event)
-            results.append(row)
+            folder = (runs or Path("runs") / cell.table) / cell.name
+            row = run_cell(cell, graph, folder, device=device, command=own, on_event=on_event)
+            kept.append(row)
         on_cell(cell, row)
         rows.append(row)
     return rows
@@ -435,12 +479,11 @@ def main(arguments: list[str]) -> int:
 
     try:
         cells = read_cells(chosen.configs, chosen.table, chosen.only)
-        home = cells[0].table
         reproduce(
             cells,
             data=chosen.data,
-            runs=chosen.runs or Path("runs") / home,
-            results=Results(chosen.results or Path("benchmarks/results") / f"{home}.jsonl"),
+            runs=chosen.runs,
+            results=chosen.results,
             device=chosen.device,
             command=command,
             on_cell=told,

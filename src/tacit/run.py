@@ -64,7 +64,7 @@ class Run:
             where = path / PRIVATE / "metrics.json"
             found = read_json(where, "tacit.metrics/1", {"metrics": dict, "best_epoch": int})
             try:
-                run.metrics = {split: Metrics(**values) for split, values in found["metrics"].items()}
+                run.metrics = {split: Metrics.of(values) for split, values in found["metrics"].items()}
             except TypeError:
                 raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
             run.best_epoch = found["best_epoch"]

@@ -51,9 +51,9 @@ class Training(Sampling):
     products: Literal["float32", "tf32"] = "float32"
     checkpoint_every: int | None = None
 
-    def pace(self, done: Any) -> Any:
-        """What the learning rate is multiplied by in the epoch after so many."""
-        share = np.minimum(done / self.epochs, 1.0)
+    def pace(self, done: Any, total: int | None = None) -> Any:
+        """What the learning rate is multiplied by in the epoch after so many, of `total` or of `epochs`."""
+        share = np.minimum(done / (total or self.epochs), 1.0)
         return {"none": 0 * share + 1, "linear": 1 - share, "cosine": (1 + np.cos(np.pi * share)) / 2}[self.decay]
 
     def __post_init__(self) -> None:
@@ -109,6 +109,8 @@ class Settings:
             raise BadValue('negatives.name = "all" goes with the losses one-vs-all and k-vs-all')
         if isinstance(self.loss, KVsAll) and self.negatives.sides not in ("tails", "heads", "both"):
             raise BadValue("k-vs-all asks for tails, heads or both sides of every query: set negatives.sides so")
+        if isinstance(self.loss, KVsAll) and self.training.subsampling:
+            raise BadValue("subsampling weighs triples, and an example of k-vs-all is a query: use another loss")
         if not NAME.fullmatch(self.name):
             raise BadValue(f"a name has letters, digits, dots, dashes and underscores; not {excerpt(self.name)}")
         if isinstance(self.regulariser, Dura) and self.regulariser.weight:

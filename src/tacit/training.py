@@ -127,6 +127,8 @@ class Fit:
             device=self.device,
         )
         self.epochs: Any = None
+        self.total_epochs: int | None = None
+        """Over how many the learning rate falls, where it does; default: the settings' epochs."""
         self._prepared = False
         self._asked: dict[tuple[int, str], Questions] = {}
         self.best = tables.like(torch.clone)
@@ -171,7 +173,7 @@ class Fit:
         total = torch.zeros(len(self.layout), dtype=torch.float64, device=self.device)
         count, losses, steps = torch.zeros_like(total), [], 0
         first = cohort.steps.clone()
-        cohort.pace.copy_(torch.from_numpy(self.settings.training.pace(cohort.epochs.cpu().numpy())))
+        cohort.pace.copy_(torch.from_numpy(self.settings.training.pace(cohort.epochs.cpu().numpy(), self.total_epochs)))
         if self.epochs is not None:
             sums, taken, examples_seen = self.epochs.run(wanted, most)
             total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tacit.federated import FederatedRun
     from tacit.training import Event
 
-PARTITION = {"by": str, "parts": int, "split": (str, list), "share": float}
+PARTITION = {"by": str, "parts": int, "split": (str, list), "share": (int, float)}
 
 
 def federate(
@@ -85,6 +85,9 @@ def federate(
         _run(FederatedRun.open(resume), as_json)
         return
     written = read_settings(config) if config else {}
+    written.pop("reproduce", None)  # what others reached with it, for `tacit reproduce`
+    if "grid" in written:
+        raise TacitError("a file with a [grid] stands for several runs: tacit reproduce runs them.")
     about, divided = (_section(written.pop(key, {}), key, known) for key, known in
                       (("graph", {"path": str}), ("partition", PARTITION)))  # fmt: skip
     chosen = recipe or written.pop("recipe", "fede")

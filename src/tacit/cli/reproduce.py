@@ -42,11 +42,10 @@ def reproduce(
 
     One cell after the other; what has a result already is not run again. Interrupted, the same command goes on.
     """
-    from tacit.reproduction import Results, read_cells
+    from tacit.reproduction import read_cells
     from tacit.reproduction import reproduce as run_cells
 
     cells = read_cells(configs, table, only or ())
-    home = cells[0].table
     options = {"--configs": configs, "--device": device}
     command = f"tacit reproduce {table}" + "".join(
         f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None
@@ -69,8 +68,8 @@ def reproduce(
             rows = run_cells(
                 cells,
                 data=data,
-                runs=runs or Path("runs") / home,
-                results=Results(results or Path("benchmarks/results") / f"{home}.jsonl"),
+                runs=runs,
+                results=results,
                 device=device,
                 command=command,
                 on_cell=told,

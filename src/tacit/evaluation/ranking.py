@@ -14,7 +14,7 @@ unless asked otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -57,8 +57,16 @@ class Metrics:
     amri: float
     count: int
 
-    def json(self) -> dict[str, float | int]:
-        return asdict(self)
+    def json(self) -> dict[str, float | int | None]:
+        """By name; of no ranks there are no numbers, as JSON has no NaN."""
+        return {name: None if isinstance(value, float) and math.isnan(value) else value
+                for name, value in asdict(self).items()}  # fmt: skip
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Metrics:
+        """What `json` gave."""
+        made: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+        return Metrics(**made)
 
 
 NO_METRICS = Metrics(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, 0)

@@ -84,7 +84,6 @@ class Aggregation:
         told, and with it which of them its triples touch.
     """
 
-    discloses: ClassVar[str] = "each party's rows, and which rows it has"
     needs_counts: ClassVar[bool] = False
     values: Literal["float32", "float16"] = "float32"
     changed_only: bool = False
@@ -98,6 +97,11 @@ class Aggregation:
         if part == "relation" and scorer.frozen:
             raise TacitError(f"{type(scorer).__name__}'s relation rows hold statistics of each party's own, and cannot "
                              "be averaged")  # fmt: skip
+
+    def discloses(self) -> str:
+        """What the server learns of a party."""
+        moved = ", and which of them its training moved" if self.changed_only else ""
+        return f"its rows, and which rows it has{moved}"
 
     def packed(self, rows: Tensor) -> Tensor:
         """Rows as they travel."""
@@ -121,6 +125,10 @@ class Aggregation:
         arrays["values"] = self.packed(arrays["values"])
         return [Message("rows", share.round, phase, share.party, SERVER, {"part": share.part}, arrays)]
 
+    def answered(self, phase: int, share: Share) -> Inbox:
+        """What a party takes from the server after this phase, where there is another."""
+        raise NotImplementedError
+
     # -- the server's side ---------------------------------------------------------------------------------------------
 
     def expected(self, phase: int, shared: Shared) -> Inbox:
@@ -132,7 +140,8 @@ class Aggregation:
     def advance(self, phase: int, shared: Shared, inbox: Inbox) -> list[Message] | Result:
         """What the server sends after this phase, or the result."""
         table = shared.table
-        total, weight = torch.zeros_like(self.lifted(table)), table.new_zeros(len(table))
+        # In float64 no sum of finite rows overflows, and the order of parties does not show.
+        total, weight = torch.zeros_like(self.lifted(table).double()), table.new_zeros(len(table)).double()
         for message in inbox.messages():
             owned = shared.owners[message.sender]
             ids, rows = message.arrays.get("ids", owned), message.arrays["values"].to(table)
@@ -142,14 +151,14 @@ class Aggregation:
                 at = place[ids.to(table.device)]
                 if bool((at < 0).any()):
                     raise TacitError(f"party {message.sender} sent rows that it does not have")
-                whole = table[owned].clone()
+                whole = self.packed(table[owned]).to(table)
                 whole[at] = rows
                 rows = whole
             each = shared.counts.get(message.sender)
-            each = torch.ones_like(weight[: len(owned)]) if each is None else each.to(table)
-            total.index_add_(0, owned, self.lifted(rows) * each[:, None])
+            each = torch.ones_like(weight[: len(owned)]) if each is None else each.to(weight)
+            total.index_add_(0, owned, self.lifted(rows).double() * each[:, None])
             weight.index_add_(0, owned, each)
-        mean = self.lowered(total / weight.clamp(min=1e-30)[:, None])
+        mean = self.lowered(total / weight.clamp(min=1e-30)[:, None]).to(table)
         return Result(torch.where(weight[:, None] > 0, mean, table), frozenset(inbox.missing))
 
     def lifted(self, rows: Tensor) -> Tensor:
@@ -173,8 +182,10 @@ class WeightedMean(Aggregation):
     Weighting clients by their data is FedAvg's (McMahan et al., AISTATS 2017); here it is row by row.
     """
 
-    discloses = "each party's rows, which rows it has, and in how many of its triples each of them occurs"
     needs_counts = True
+
+    def discloses(self) -> str:
+        return super().discloses() + "; and in how many of its training triples each of them occurs"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ MAGIC, VERSION = b"tacit", 1
 LARGEST_HEADER = 1 << 16
 LARGEST = 1 << 36
 """Bytes of a header and of a whole message that are read at most."""
-MOST_PARTIES, MOST_ROUNDS = 1 << 20, 1 << 31
+MOST_PARTIES, MOST_ROUNDS, MOST_COUNTED = 1 << 20, 1 << 31, 1 << 24
 
 
 class Refused(TacitError):
@@ -300,8 +300,8 @@ class Inbox:
                 raise Refused(f"values of shape {tuple(values.shape)}, where {shape} is expected")
             if not bool(values.isfinite().all()):
                 raise Refused("values that are not finite")
-            if message.kind == "counts" and bool((values < 0).any()):
-                raise Refused("counts below 0")
+            if message.kind == "counts" and not bool(((values >= 0) & (values <= MOST_COUNTED)).all()):
+                raise Refused(f"counts that are not from 0 to {MOST_COUNTED:,}")
 
     @property
     def missing(self) -> set[int]:

@@ -20,7 +20,6 @@ from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.transcript import Transcript
 from tacit.graph import Graph, Vocab
-from tacit.models import Layout, Tables
 from tacit.training import Fit
 
 Tensor = Any
@@ -154,9 +153,9 @@ class Star:
         twice = part == "relation" and fit.settings.training.reciprocal
         self.total, self.places = agree(fit.graphs, part, self.transport, device, twice)
         # The server draws its first rows as a party of number 0 would: alone, that party's own.
-        layout = Layout((self.total,), (1,), (0,)) if part == "entity" else Layout((1,), (self.total,), (0,))
-        first = Tables.begin(scorer, dim, layout, seed=fit.settings.seed)
-        self.table = getattr(first, part).to(device)
+        draw = Stream(fit.settings.seed, Purpose.INIT, 0, 0 if part == "entity" else 1)
+        width = scorer.widths(dim)[0 if part == "entity" else 1]
+        self.table = scorer.constrain(part, scorer.initial(part, self.total, width, dim, draw)).to(device)
         self.rounds = 0
         self.changed = torch.zeros(self.total, dtype=torch.int64, device=device)
         """The round after which each shared row last became another."""
@@ -200,14 +199,14 @@ class Star:
     def sampled(self, number: int) -> list[int]:
         """Who trains in a round."""
         parties = len(self.places)
-        many = max(1, round(self.fraction * parties))
+        many = max(1, int(self.fraction * parties + 0.5))
         if many == parties:
             return list(range(parties))
         order = Stream(self.fit.settings.seed, Purpose.ROUND, 0, number).permutation(parties)
         return sorted(order[:many].tolist())
 
     def give(self, parties: Sequence[int]) -> int:
-        """Bring these parties' rows up to date, where they are not; how many bytes that took."""
+        """Bring these parties' rows up to date for the next round, where they are not; how many bytes that took."""
         late = [party for party in parties if int(self.seen[party]) < self.rounds]
         messages = []
         for party in late:
@@ -218,7 +217,7 @@ class Star:
                 which = ids[moved].sort().values
                 arrays = {"ids": which, "values": self.table[which]}
             arrays["values"] = self.aggregation.packed(arrays["values"])
-            messages.append(Message("rows", self.rounds, GIVE, SERVER, party, {"part": self.part}, arrays))
+            messages.append(Message("rows", self.rounds + 1, GIVE, SERVER, party, {"part": self.part}, arrays))
         self.transport.send(messages)
         for party in late:
             self._receive(party)
@@ -227,7 +226,7 @@ class Star:
     def _receive(self, party: int) -> None:
         """A party takes the rows that wait for it."""
         ids, own = self.places[party], self.rows(party)
-        inbox = Inbox("rows", self.part, self.rounds, GIVE, party, {SERVER: len(ids)}, own.shape[1], self.total)
+        inbox = Inbox("rows", self.part, self.rounds + 1, GIVE, party, {SERVER: len(ids)}, own.shape[1], self.total)
         [message] = self.transport.receive(inbox).messages()
         values = message.arrays["values"].to(own)
         if (named := message.arrays.get("ids")) is not None:
@@ -236,6 +235,8 @@ class Star:
             at = place[named]
             if bool((at < 0).any()):
                 raise Refused("rows that this party has no place for")
+            assert self.given is not None
+            own.copy_(self.given[self.fit.layout.rows(self.part, party)])  # what is not named is as it was given
             own[at] = values
         else:
             own.copy_(values)
@@ -279,7 +280,8 @@ class Star:
             if isinstance(answer, Result):
                 break
             self.transport.send(answer)
-            inboxes = {party: self.transport.waiting.pop(party, []) for party in trained}
+            for party, share in shares.items():
+                inboxes[party] = self.transport.receive(self.aggregation.answered(phase, share)).messages()
             phase += 1
         if answer.absent:
             raise TacitError(f"{len(answer.absent)} parties sent nothing in round {number}")

@@ -177,9 +177,13 @@ class Transcript:
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
-    def lines(self, first: int = 0) -> Iterable[str]:
-        """The records from a number on, as lines of JSON."""
-        return (json.dumps(record.json(), sort_keys=True) for record in self.records[first:])
+    def lines(self, first: int = 0, *, hashes: bool = True) -> Iterable[str]:
+        """The records from a number on, as lines of JSON.
+
+        A hash confirms a guess of what was sent: what is shown to others has none.
+        """
+        records = self.records[first:]
+        return (json.dumps((r if hashes else replace(r, sha256=None)).json(), sort_keys=True) for r in records)
 
     def load(self, path: Path, payloads: Path) -> None:
         """Take over what another transcript wrote: its lines, and the contents that were kept."""
@@ -197,6 +201,8 @@ class Transcript:
             if record.sha256 is not None:
                 self.payloads[number] = self._payload(payloads / f"{number:08d}", record)
                 self.kept += record.size
+            elif self.keep(record):
+                self.dropped += 1
             self.records.append(record)
 
     def _payload(self, path: Path, record: Record) -> Message:
