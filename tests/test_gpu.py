@@ -14,6 +14,7 @@ with contextlib.suppress(ImportError):  # a GPU box may have no pytest
 
 from tacit.clinic import clinic
 from tacit.evaluation import rank, typed_candidates
+from tacit.federation import OwnerMean, Star, Transcript
 from tacit.models import SCORERS
 from tacit.negatives import NEGATIVES, SIDES
 from tacit.settings import Settings, combine
@@ -54,6 +55,8 @@ def test_all_negatives_and_options_train_the_same():
         loss = {"name": "one-vs-all" if kind == "all" else "self-adversarial"}
         check_same(negatives={"name": kind, "count": 8, "sides": "both"}, loss=loss, scorer={"name": "complex"})
     check_same(loss={"name": "k-vs-all"}, negatives={"name": "all", "sides": "both"}, scorer={"name": "distmult"})
+    check_same(loss={"name": "one-vs-all"}, negatives={"name": "all", "sides": "both"}, scorer={"name": "rescal"},
+               regulariser={"name": "dura", "weight": 0.1}, training={"reciprocal": True, "decay": "linear"})  # fmt: skip
     options = {"reciprocal": True, "subsampling": True, "dropout": 0.2}
     check_same(
         training=options, negatives={"sides": "both", "filtered": True}, regulariser={"name": "n3", "weight": 0.1}
@@ -68,15 +71,36 @@ def test_whole_epochs_on_the_gpu_train_the_same():
     several = [({"name": "transe"}, sides, more) for sides in SIDES for more in kinds]
     several += [({"name": name}, "random", {"filtered": True}) for name in ("rotate", "distmult", "complex")]
     several += [({"name": "transe", "norm": 2}, "random", {}), ({"name": "rotate", "dim": 8}, "tails", {})]
-    for scorer, sides, more in several:
+    for number, (scorer, sides, more) in enumerate(several):
         negatives = {"count": 6, "sides": sides} | more
-        here, there = check_same("triton", scorer={"dim": 5} | scorer, negatives=negatives)
+        training = {"subsampling": True, "decay": "cosine"} if number % 2 else {}
+        here, there = check_same("triton", scorer={"dim": 5} | scorer, negatives=negatives, training=training)
         assert there.epochs is not None
         assert here.cohort.steps.tolist() == there.cohort.steps.tolist()
     check_same("triton", training={"reciprocal": True}, negatives={"sides": "both", "filtered": True})
     check_same("triton", training={"steps": 5})
     for loss in ("logistic", "softmax", "margin"):
         check_same("triton", loss={"name": loss})
+
+
+def test_a_star_on_the_gpu_is_the_same():
+    """Entities and relations shared, all options of messages; one party rests in some rounds."""
+    wanted = Settings.make(BASE)
+    for part, how in (
+        ("entity", OwnerMean()),
+        ("relation", OwnerMean("float16")),
+        ("entity", OwnerMean(changed_only=True)),
+    ):
+        stars = [
+            Star(Fit(wanted, SMALL.graphs, device=device), part, how, Transcript(), local_epochs=1, fraction=0.7)
+            for device in ("cpu", "cuda")
+        ]
+        for _ in range(3):
+            reports = [star.round() for star in stars]
+            assert reports[0].trained == reports[1].trained
+            assert reports[0].given == reports[1].given or how.changed_only
+        apart = (stars[0].table - stars[1].table.cpu()).abs()
+        assert apart.median() < 1e-4, (part, how)
 
 
 def test_ranks_are_the_same():
