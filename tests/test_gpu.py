@@ -55,8 +55,9 @@ def test_all_negatives_and_options_train_the_same():
         loss = {"name": "one-vs-all" if kind == "all" else "self-adversarial"}
         check_same(negatives={"name": kind, "count": 8, "sides": "both"}, loss=loss, scorer={"name": "complex"})
     check_same(loss={"name": "k-vs-all"}, negatives={"name": "all", "sides": "both"}, scorer={"name": "distmult"})
-    check_same(loss={"name": "one-vs-all"}, negatives={"name": "all", "sides": "both"}, scorer={"name": "rescal"},
-               regulariser={"name": "dura", "weight": 0.1}, training={"reciprocal": True, "decay": "linear"})  # fmt: skip
+    everyone = {"name": "all", "sides": "both"}
+    check_same(loss={"name": "one-vs-all"}, negatives=everyone, scorer={"name": "rescal", "dim": 6},
+               regulariser={"name": "dura", "weight": 0.1}, training={"reciprocal": True})  # fmt: skip
     options = {"reciprocal": True, "subsampling": True, "dropout": 0.2}
     check_same(
         training=options, negatives={"sides": "both", "filtered": True}, regulariser={"name": "n3", "weight": 0.1}
