@@ -144,7 +144,7 @@ def test_results_are_only_added_to(tmp_path):
         (('table = "small"', ""), "no section"),
         (('table = "small"', "table = 3"), "reproduce.table; expected a str"),
         (("goal = 0.0", "goal = true"), "reproduce.goal; expected a float"),
-        (("goal = 0.0", "gaol = 1.0"), "no 'reproduce.gaol'"),
+        (("goal = 0.0", "gaol = 1.0"), "Did you mean 'reproduce.goal'"),
         (("published.Someone = {mrr = 0.123}", "published.Someone = 3"), "figures by name"),
         (("[graph]", "[graphs]"), "expected \\[graph\\] with a path"),
         (("dim = 4", "dmi = 4"), "Did you mean|dim"),

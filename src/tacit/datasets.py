@@ -15,7 +15,9 @@ from tacit.errors import BadInput, TacitError
 from tacit.graph import Graph
 from tacit.tensors import load_graph
 
-__all__ = ["BENCHMARKS", "Benchmark", "clinic", "load"]
+__all__ = ["BENCHMARKS", "EMBEDDED", "Benchmark", "clinic", "load"]
+EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
+"""The federations that come with tacit, by name, and what `clinic` calls them."""
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,12 @@ from tacit.graph import Graph
 from tacit.models import SCORERS
 from tacit.parties import Parties, partition, pool
 from tacit.run import CONFIG, Run, create
-from tacit.settings import Settings, combine, read_settings
+from tacit.settings import PARTITION, Settings, combine, plain_section, read_settings
 from tacit.tensors import load_graph
 from tacit.training import Event
 
 LOG = logging.getLogger(__name__)
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
-DIVIDED = {"by": str, "parts": int, "split": list, "share": float}
-EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
 TARGETS = (0.2, 0.4)
 """Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""
 
@@ -85,7 +83,9 @@ class Cell:
         """The cells that a file describes."""
         values = read_settings(path)
         try:
-            grid = _section(values.pop("grid", {}), "grid", None)
+            grid = values.pop("grid", {})
+            if not isinstance(grid, dict):
+                raise BadInput("[grid] is a section with a list of values for each of some keys.")
             for key, choices in grid.items():
                 if not isinstance(choices, list) or not choices:
                     raise BadInput(f"found {excerpt(repr(choices))} as grid.{key}; expected a list of values.")
@@ -99,13 +99,13 @@ class Cell:
 
     @staticmethod
     def _made(name: str, folder: Path, values: dict[str, Any]) -> Cell:
-        about = _section(values.pop("reproduce", None) or {}, "reproduce", KEYS)
+        about = plain_section(values.pop("reproduce", {}), "reproduce", KEYS)
         if "table" not in about:
             raise BadInput("has no section [reproduce] with a table; expected cells of a table.")
-        graph = _section(values.pop("graph", {}), "graph", {"path": str})
+        graph = plain_section(values.pop("graph", {}), "graph", {"path": str})
         if "path" not in graph:
             raise BadInput("expected [graph] with a path, the name of a dataset.")
-        divided = _section(values.pop("partition", {}), "partition", DIVIDED)
+        divided = plain_section(values.pop("partition", {}), "partition", PARTITION)
         recipe, federation = values.pop("recipe", None), None
         if recipe is not None and not isinstance(recipe, str):
             raise BadInput(f"found {excerpt(repr(recipe))} as recipe; expected a name. Several go into [grid].")
@@ -175,21 +175,6 @@ class Cell:
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _section(given: Any, name: str, known: Mapping[str, type] | None) -> dict[str, Any]:
-    """A section, its keys and their types checked."""
-    if not isinstance(given, dict):
-        raise BadInput(f"[{name}] is a section with keys of its own.")
-    for key, value in given.items():
-        if known is None:
-            continue
-        if key not in known:
-            raise BadInput(f"there is no '{name}.{key}'. There are: {', '.join(known)}.")
-        wanted = (int, float) if known[key] is float else known[key]
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise BadInput(f"found {excerpt(repr(value))} as {name}.{key}; expected a {known[key].__name__}.")
-    return dict(given)
-
-
 def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> list[Cell]:
     """The cells of a table; `only`: those whose names begin so.
 
@@ -221,8 +206,8 @@ def load(cell: Cell, data: Path | None) -> Graph | Parties:
     Where a federation's cell does not say how to divide it, it is a folder of parties.
     """
     dataset = cell.dataset
-    if dataset in EMBEDDED:
-        hospitals = datasets.clinic(EMBEDDED[dataset])  # type: ignore[arg-type]
+    if dataset in datasets.EMBEDDED:
+        hospitals = datasets.clinic(datasets.EMBEDDED[dataset])  # type: ignore[arg-type]
         return hospitals if cell.recipe and not cell.divided else pool(hospitals)
     if cell.recipe and not cell.divided:
         from tacit.files import read_parties

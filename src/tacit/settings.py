@@ -236,6 +236,24 @@ def checked_section(kind: Any, given: Any, name: str) -> Any:
     return _built(kind, given, name, extra=())
 
 
+def plain_section(given: Any, name: str, known: Mapping[str, type]) -> dict[str, Any]:
+    """A section that is no class's: its keys, and their types, which may be float for any number."""
+    if not isinstance(given, Mapping):
+        raise BadInput(f"[{name}] is a section with keys: {', '.join(known)}.")
+    _check_keys(given, list(known), f"{name}.")
+    for key, value in given.items():
+        wanted: Any = (int, float) if known[key] is float else known[key]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and known[key] is not bool):
+            raise BadInput(f"found {excerpt(repr(value))} as {name}.{key}; expected a {known[key].__name__}.")
+        if key == "split" and not (len(value) == 3 and all(isinstance(share, int | float) for share in value)):
+            raise BadInput(f"found {excerpt(repr(value))} as {name}.split; expected three shares.")
+    return dict(given)
+
+
+PARTITION: dict[str, type] = {"by": str, "parts": int, "split": list, "share": float}
+"""The keys of [partition]: how one graph becomes several parties'."""
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The nested values of a TOML file."""
     try:

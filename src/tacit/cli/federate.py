@@ -17,16 +17,35 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tacit.cli import show
-from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
-from tacit.errors import BadInput, TacitError, excerpt
+from tacit.cli.options import (
+    AsJson,
+    Assignments,
+    Columns,
+    Config,
+    Count,
+    DataFolder,
+    Device,
+    Dim,
+    Force,
+    Header,
+    LearningRate,
+    Patience,
+    Resume,
+    RunOut,
+    ScorerName,
+    Seed,
+    Separator,
+    SkipBad,
+    read_any,
+    shares,
+)
+from tacit.errors import TacitError
 from tacit.graph import Graph
 from tacit.parties import Parties, partition
 
 if TYPE_CHECKING:
     from tacit.federated import FederatedRun
     from tacit.training import Event
-
-PARTITION = {"by": str, "parts": int, "split": (str, list), "share": (int, float)}
 
 
 def federate(
@@ -40,25 +59,23 @@ def federate(
     split: Annotated[
         str | None, typer.Option(help="Each party's shares of train, valid and test, or keep. Default: as --by has it.")
     ] = None,
-    out_path: Annotated[Path | None, typer.Option("--out", help="The folder of the run. Default: runs/NAME.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    out_path: RunOut = None,
+    config: Config = None,
+    resume: Resume = None,
     rounds: Annotated[int | None, typer.Option(help="At most. (federation.rounds)")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Epochs in a round. (federation.local_epochs)")] = None,
     fraction: Annotated[float | None, typer.Option(help="Parties that train in a round. (federation.fraction)")] = None,
-    scorer: Annotated[str | None, typer.Option(help="transe, rotate, complex, ... (scorer.name)")] = None,
-    dim: Annotated[int | None, typer.Option(help="Numbers per row, or complex numbers. (scorer.dim)")] = None,
-    negatives: Annotated[int | None, typer.Option(help="Negatives per triple. (negatives.count)")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")] = None,
+    scorer: ScorerName = None,
+    dim: Dim = None,
+    negatives: Count = None,
+    learning_rate: LearningRate = None,
     batch: Annotated[int | None, typer.Option(help="Triples per step and party. (training.batch)")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")] = None,
+    device: Device = None,
     every: Annotated[int | None, typer.Option(help="Rounds between validations. (evaluation.every)")] = None,
-    patience: Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")] = None,
+    patience: Patience = None,
+    seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the recipe's.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")
-    ] = None,
+    assignments: Assignments = None,
     columns: Columns = None,
     separator: Separator = None,
     header: Header = None,
@@ -73,7 +90,7 @@ def federate(
     """
     local = locals()
     from tacit.federated import FederatedRun, check_recipe, split_settings
-    from tacit.settings import combine, from_flags, parse_assignment, read_settings
+    from tacit.settings import PARTITION, combine, from_flags, parse_assignment, plain_section, read_settings
 
     flags = ("scorer", "dim", "negatives", "learning_rate", "batch", "device", "every", "patience", "seed", "name")
     if resume is not None:
@@ -88,8 +105,8 @@ def federate(
     written.pop("reproduce", None)  # what others reached with it, for `tacit reproduce`
     if "grid" in written:
         raise TacitError("a file with a [grid] stands for several runs: tacit reproduce runs them.")
-    about, divided = (_section(written.pop(key, {}), key, known) for key, known in
-                      (("graph", {"path": str}), ("partition", PARTITION)))  # fmt: skip
+    about = plain_section(written.pop("graph", {}), "graph", {"path": str})
+    divided = plain_section(written.pop("partition", {}), "partition", PARTITION)
     chosen = recipe or written.pop("recipe", "fede")
     written.pop("recipe", None)
     check_recipe(str(chosen))
@@ -106,17 +123,6 @@ def federate(
         parties = _parties(found, path, divided, settings.seed)
     out = out_path or Path("runs") / settings.name
     _run(FederatedRun.create(str(chosen), parties, settings, federation, out, force=force), as_json)
-
-
-def _section(given: Any, name: str, known: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise BadInput(f"[{name}] is a section with keys: {', '.join(known)}.")
-    for key, value in given.items():
-        if key not in known:
-            raise BadInput(f"there is no setting '{name}.{key}'. There are: {', '.join(known)}.")
-        if not isinstance(value, known[key]) or isinstance(value, bool):
-            raise BadInput(f"found {excerpt(repr(value))} as {name}.{key}.")
-    return dict(given)
 
 
 def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: int) -> Parties:

@@ -18,7 +18,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tacit.cli import show
-from tacit.cli.options import AsJson, Columns, DataFolder, Force, Header, Separator, SkipBad, read_any, shares
+from tacit.cli.options import (
+    AsJson,
+    Assignments,
+    Columns,
+    Config,
+    Count,
+    DataFolder,
+    Device,
+    Dim,
+    Force,
+    Header,
+    LearningRate,
+    Patience,
+    Resume,
+    RunOut,
+    ScorerName,
+    Seed,
+    Separator,
+    SkipBad,
+    read_any,
+    shares,
+)
 from tacit.errors import BadInput, TacitError, excerpt
 from tacit.graph import SPLITS, Graph
 from tacit.parties import Parties, partition, pool
@@ -42,30 +63,28 @@ def train(
         str | None,
         typer.Argument(help="A file, a folder, the name of a benchmark, or clinic-small or clinic-demo."),
     ] = None,
-    out_path: Annotated[Path | None, typer.Option("--out", help="The folder of the run. Default: runs/NAME.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    out_path: RunOut = None,
+    config: Config = None,
+    resume: Resume = None,
     plan: Annotated[
         Path | None, typer.Option(help="Do not train: write what another machine needs to, into this folder.")
     ] = None,
-    scorer: Annotated[str | None, typer.Option(help="transe, rotate, complex, ... (scorer.name)")] = None,
-    dim: Annotated[int | None, typer.Option(help="Numbers per row, or complex numbers. (scorer.dim)")] = None,
+    scorer: ScorerName = None,
+    dim: Dim = None,
     loss: Annotated[str | None, typer.Option(help="self-adversarial, softmax, ... (loss.name)")] = None,
-    negatives: Annotated[int | None, typer.Option(help="Negatives per triple. (negatives.count)")] = None,
+    negatives: Count = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adagrad, sgd, sparse-adam. (optimizer.name)")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")] = None,
+    learning_rate: LearningRate = None,
     batch: Annotated[int | None, typer.Option(help="Triples per step. (training.batch)")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most. (training.epochs)")] = None,
     steps: Annotated[int | None, typer.Option(help="At most. (training.steps)")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")] = None,
+    device: Device = None,
     every: Annotated[int | None, typer.Option(help="Epochs between validations. (evaluation.every)")] = None,
-    patience: Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")] = None,
+    patience: Patience = None,
     memory_mb: Annotated[int | None, typer.Option(help="For ranking. (evaluation.memory_mb)")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")] = None,
+    seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")
-    ] = None,
+    assignments: Assignments = None,
     split: Annotated[
         str | None, typer.Option(help="Shares of train, valid and test, such as 0.8,0.1,0.1, for a graph without.")
     ] = None,
@@ -85,7 +104,7 @@ def train(
     """
     local = locals()
     from tacit.run import Run, create, write_plan
-    from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, read_settings
+    from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, plain_section, read_settings
 
     if resume is not None:
         others = ("path", "out_path", "config", "plan", "assignments", "split", "party")
@@ -96,7 +115,7 @@ def train(
         _train(Run.open(resume), as_json)
         return
     written = read_settings(config) if config else {}
-    about = _graph_section(written.pop("graph", {}))
+    about = plain_section(written.pop("graph", {}), "graph", {"path": str, "party": str, "pool": bool, "split": list})
     written.pop("reproduce", None)  # what others reached with it, for `tacit reproduce`
     layers = [written, *(parse_assignment(text) for text in assignments or ())]
     settings = Settings.make(combine(*layers, from_flags({flag: local[flag] for flag in FLAGS})))
@@ -119,20 +138,6 @@ def train(
         return
     out = out_path or Path("runs") / settings.name
     _train(create(graph, settings, out, force=force), as_json)
-
-
-def _graph_section(given: Any) -> dict[str, Any]:
-    known: dict[str, type] = {"path": str, "party": str, "pool": bool, "split": list}
-    if not isinstance(given, dict):
-        raise BadInput("[graph] is a section with keys: path, party, pool, split.")
-    for key, value in given.items():
-        if key not in known:
-            raise BadInput(f"there is no setting 'graph.{key}'. There are: {', '.join(known)}.")
-        if not isinstance(value, known[key]):
-            raise BadInput(f"found {excerpt(repr(value))} as graph.{key}; expected a {known[key].__name__}.")
-        if isinstance(value, list) and not all(isinstance(share, int | float) for share in value):
-            raise BadInput(f"found {excerpt(repr(value))} as graph.split; expected three shares.")
-    return given
 
 
 def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:

@@ -14,8 +14,6 @@ from tacit.files import BadRows, holds_parties, read_graph, read_parties
 from tacit.graph import Graph
 from tacit.parties import Parties
 
-EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", envvar="TACIT_DATA", help="Where named benchmarks are.")]
@@ -31,14 +29,25 @@ Header = Annotated[
     typer.Option(help="The first row holds names of columns. Default: if it names head, relation and tail."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in the same place.")]
+ScorerName = Annotated[str | None, typer.Option(help="transe, rotate, complex, ... (scorer.name)")]
+Dim = Annotated[int | None, typer.Option(help="Numbers per row, or complex numbers. (scorer.dim)")]
+Count = Annotated[int | None, typer.Option(help="Negatives per triple. (negatives.count)")]
+LearningRate = Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")]
+Patience = Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")]
+Config = Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]
+RunOut = Annotated[Path | None, typer.Option("--out", help="The folder of the run. Default: runs/NAME.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")]
 
 
 def read_any(
     path: str, data: Path | None, columns: str | None, separator: str | None, header: bool | None, skip_bad: bool
 ) -> Graph | Parties:
     """What `path` means: a file or folder if there is one, else a name."""
-    if path in EMBEDDED and not Path(path).exists():
-        return datasets.clinic(EMBEDDED[path])  # type: ignore[arg-type]
+    if path in datasets.EMBEDDED and not Path(path).exists():
+        return datasets.clinic(datasets.EMBEDDED[path])  # type: ignore[arg-type]
     if path in datasets.BENCHMARKS and not Path(path).exists():
         return datasets.load(path, data)
     bad_rows: BadRows = "skip" if skip_bad else "refuse"
