@@ -130,6 +130,11 @@ def test_angles_a_full_turn_apart_are_the_same_to_a_circular_mean():
     assert abs(float(aggregated(OwnerMean(), torch.zeros(1, 1), moved)) - 0.4) > turn / 3
 
 
+def test_opposite_angles_leave_the_row_as_it_was():
+    held = [(np.array([0]), np.array([[angle]], np.float32), np.ones(1)) for angle in (0.3, 0.3 + math.pi)]
+    assert float(aggregated(CircularMean(), torch.full((1, 1), 0.7), held)) == pytest.approx(0.7)
+
+
 def test_rows_of_others_and_rows_too_large_are_refused():
     how, table = OwnerMean(changed_only=True), torch.zeros(4, 2)
     shared = Shared(1, "entity", table, {0: torch.tensor([0, 1])}, {})

@@ -21,6 +21,8 @@ from tacit.models.translational import RotatE
 
 Tensor = Any
 Part = Literal["entity", "relation"]
+NOWHERE = 1e-6
+"""A mean of directions that is shorter than this points nowhere."""
 
 
 @dataclass(frozen=True)
@@ -158,14 +160,14 @@ class Aggregation:
             each = torch.ones_like(weight[: len(owned)]) if each is None else each.to(weight)
             total.index_add_(0, owned, self.lifted(rows).double() * each[:, None])
             weight.index_add_(0, owned, each)
-        mean = self.lowered(total / weight.clamp(min=1e-30)[:, None]).to(table)
+        mean = self.lowered(total / weight.clamp(min=1e-30)[:, None], table).to(table)
         return Result(torch.where(weight[:, None] > 0, mean, table), frozenset(inbox.missing))
 
     def lifted(self, rows: Tensor) -> Tensor:
         """What is averaged in place of the rows."""
         return rows
 
-    def lowered(self, mean: Tensor) -> Tensor:
+    def lowered(self, mean: Tensor, before: Tensor) -> Tensor:
         """Rows again."""
         return mean
 
@@ -192,6 +194,8 @@ class WeightedMean(Aggregation):
 class CircularMean(Aggregation):
     """The mean direction of RotatE's angles, which are the same a full turn further: for relation rows of RotatE.
 
+    Opposite angles have none, and the row stays as it was.
+
     Mardia and Jupp: "Directional statistics", 2000, section 2.2.
     """
 
@@ -207,9 +211,10 @@ class CircularMean(Aggregation):
         angle = rows * self.radians
         return torch.cat([angle.cos(), angle.sin()], -1)
 
-    def lowered(self, mean: Tensor) -> Tensor:
+    def lowered(self, mean: Tensor, before: Tensor) -> Tensor:
         cos, sin = mean.chunk(2, -1)
-        return torch.atan2(sin, cos) / self.radians
+        nowhere = torch.hypot(cos, sin) < NOWHERE
+        return torch.where(nowhere, before.to(mean), torch.atan2(sin, cos) / self.radians)
 
     def for_scorer(self, scorer: Scorer, dim: int) -> CircularMean:
         """With this scorer's angles."""
