@@ -239,9 +239,6 @@ class FederatedRun:
             nonlocal written
             assert self.path is not None
             if together.rounds:
-                self.transcript.records.clear()
-                self.transcript.payloads.clear()
-                self.transcript.kept = 0
                 self.transcript.load(self._journal, self.path / PRIVATE / "payloads")
                 written = len(self.transcript.records)
 

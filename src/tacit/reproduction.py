@@ -34,6 +34,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,15 +288,14 @@ def run_cell(
     more: dict[str, Any]
     if cell.federation is None:
         assert isinstance(graph, Graph)
-        run = _opened(cell, settings, (graph,), folder, Run.open, lambda: create(graph, settings, folder))
+        run = _opened(cell, settings, (graph,), folder, Run.open, partial(create, graph, settings, folder))
         if not run.finished:
             run.train(on_event)
         events, more = list(run.events()), {"best_epoch": run.best_epoch}
     else:
-        recipe, federation = str(cell.recipe), cell.federation
         parties = graph if isinstance(graph, Parties) else divide(graph, cell)
-        made = lambda: FederatedRun.create(recipe, parties, settings, federation, folder)  # noqa: E731
-        run = _opened(cell, settings, parties.graphs, folder, FederatedRun.open, made)
+        make = partial(FederatedRun.create, str(cell.recipe), parties, settings, cell.federation, folder)
+        run = _opened(cell, settings, parties.graphs, folder, FederatedRun.open, make)
         if not run.finished:
             run.train(on_event)
         events, more = run.events(), _of_federation(run)

@@ -186,7 +186,10 @@ class Transcript:
         return (json.dumps((r if hashes else replace(r, sha256=None)).json(), sort_keys=True) for r in records)
 
     def load(self, path: Path, payloads: Path) -> None:
-        """Take over what another transcript wrote: its lines, and the contents that were kept."""
+        """Become what a transcript wrote: its lines, and the contents that were kept."""
+        self.records.clear()
+        self.payloads.clear()
+        self.kept = self.dropped = 0
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             place = f"{path}:{number + 1}"
             try:
