@@ -51,6 +51,7 @@ def test_inspect_prints_tables_and_json(graph_file):
     assert found == {"benchmark": None} | json.loads(json.dumps(inspect(read_graph(graph_file)).json()))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_inspect_knows_a_benchmark_by_path_and_by_name(public_data):
     for call in ([public_data / "fb15k-237"], ["fb15k-237", "--data", public_data]):
@@ -68,6 +69,7 @@ def test_inspect_reports_a_defective_release(public_data):
     assert "client00: 986 of 1,316 test triples (74.9%) stand in train too: do not evaluate on this split" in shown
 
 
+@pytest.mark.slow
 def test_partition_writes_what_the_library_makes(graph_file, tmp_path):
     out = tmp_path / "parts"
     options = ("--by", "entities", "--parts", 2, "--seed", 9, "--share", 0.9, "--split", "0.6,0.2,0.2")
@@ -224,6 +226,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path):
     assert read_graph(tmp_path / "g") == Graph.from_triples([("a", "r", "b")])
 
 
+@pytest.mark.slow
 def test_force_replaces_only_what_is_ours(graph_file, tmp_path):
     """Neither a foreign folder that has a file of our name, nor a foreign file in a folder of ours, is lost."""
     (tmp_path / "theirs").mkdir()
@@ -239,6 +242,7 @@ def test_force_replaces_only_what_is_ours(graph_file, tmp_path):
     assert read_graph(tmp_path / "ours") == read_graph(graph_file)
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_no_folder_behind(tmp_path):
     (tmp_path / "bad.tsv").write_text("a\tr\n")
     tacit("data", "partition", "bad.tsv", "--out", "new/deep", cwd=tmp_path, code=2)

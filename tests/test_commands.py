@@ -33,6 +33,7 @@ def run_folder(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_train_keeps_a_run_and_says_what_it_is_worth(tmp_path):
     shown = tacit("train", "clinic-small", "--pool", *FAST, cwd=tmp_path)
     assert "by popularity" in shown.stdout
@@ -99,6 +100,7 @@ def test_wrong_toml_says_where(tmp_path):
     assert "graph.paht" in tacit("train", "--config", tmp_path / "c.toml", code=2).stderr
 
 
+@pytest.mark.slow
 def test_a_single_file_can_be_split(tmp_path):
     rows = ["\t".join(triple) for triple in SMALL[0].named("train")]
     (tmp_path / "g.tsv").write_text("\n".join(rows))
@@ -109,6 +111,7 @@ def test_a_single_file_can_be_split(tmp_path):
     assert Run.open(tmp_path / "b").graph.statements.triples.shape == read_graph(tmp_path / "g.tsv").train.triples.shape
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed(tmp_path):
     write_graph(SMALL[0], tmp_path / "graph")
     arguments = [sys.executable, "-m", "tacit", "train", "graph", *map(str, FAST), "--epochs", "1000", "--out", "run",
@@ -159,6 +162,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
         assert word in seen
 
 
+@pytest.mark.slow
 def test_evaluate_shows_what_is_asked_for(run_folder, tmp_path):
     run = Run.open(run_folder)
     plain = json.loads(tacit("evaluate", run_folder, "--json").stdout)
@@ -195,6 +199,7 @@ def test_a_baseline_too_large_for_the_memory_is_left_out_and_said(run_folder, ca
     assert "memory_mb is above 0" in done.stderr
 
 
+@pytest.mark.slow
 def test_predict_answers_by_name(run_folder):
     run = Run.open(run_folder)
     h, r, t = next(run.graph.named("test"))
@@ -216,6 +221,7 @@ def test_predict_answers_by_name(run_folder):
     assert "two of" in tacit("predict", run_folder, "--head", h, code=2).stderr
 
 
+@pytest.mark.slow
 def test_export_writes_rows_with_their_names(run_folder, tmp_path):
     run = Run.open(run_folder)
     rows = run.model.tables.entity.numpy()

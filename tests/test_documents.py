@@ -18,6 +18,7 @@ from tacit.settings import REGISTRIES, Settings
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(example, tmp_path):
     done = subprocess.run(

@@ -465,6 +465,7 @@ FederatedRun.open(where).train(on_event)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fede", "fedr", "local"])
 def test_a_federation_that_is_killed_goes_on_and_ends_the_same(tmp_path, recipe):
     options = {"settings": {"federation": {"keep_every": 3, "fraction": 0.7, "changed_only": recipe == "fedr"}}}

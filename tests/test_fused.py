@@ -398,6 +398,7 @@ def test_a_machine_without_numba_says_so_once(monkeypatch, caplog):
 # -- the GPU's, by Triton's interpreter --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_triton_kernels_equal_the_reference():
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

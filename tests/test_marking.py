@@ -140,6 +140,7 @@ def test_what_is_not_there_cannot_be_marked():
         group(graph, "head")
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_it_marks_and_then_writes(tmp_path):
     (tmp_path / "graph.tsv").write_text("p1\thas\tflu\np2\thas\tflu\nflu\tis a\tdisease\n")
     (tmp_path / "list.tsv").write_text("flu\tis a\tdisease\n")
