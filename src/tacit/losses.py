@@ -181,16 +181,6 @@ class N3(Regulariser):
         return self.weight * sizes.pow(3).sum(-1)
 
 
-LOSSES: dict[str, type[Loss]] = {
-    "self-adversarial": SelfAdversarial,
-    "margin": Margin,
-    "logistic": Logistic,
-    "softmax": Softmax,
-    "one-vs-all": OneVsAll,
-    "k-vs-all": KVsAll,
-}
-
-
 @dataclass(frozen=True)
 class Dura(Regulariser):
     """weight x sum of squares of head, tail, and what each is compared with: a distance model dual to the products.
@@ -206,4 +196,12 @@ class Dura(Regulariser):
         return self.weight * sum(row.square().sum(-1) for row in rows)
 
 
+LOSSES: dict[str, type[Loss]] = {
+    "self-adversarial": SelfAdversarial,
+    "margin": Margin,
+    "logistic": Logistic,
+    "softmax": Softmax,
+    "one-vs-all": OneVsAll,
+    "k-vs-all": KVsAll,
+}
 REGULARISERS: dict[str, type[Regulariser]] = {"none": NoRegulariser, "l2": L2, "n3": N3, "dura": Dura}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from tacit.errors import BadValue, TacitError
-from tacit.federation.messages import SERVER, Inbox, Message
+from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.models import Scorer
 from tacit.models.translational import RotatE
 
@@ -67,6 +67,16 @@ class Result:
 
     table: Tensor
     absent: frozenset[int]
+
+
+def located(ids: Tensor, owned: Tensor, total: int) -> Tensor:
+    """Where each of some shared rows stands among a party's own; one that it does not have is refused."""
+    place = torch.full((total,), -1, dtype=torch.int64, device=owned.device)
+    place[owned] = torch.arange(len(owned), device=owned.device)
+    at = place[ids.to(owned.device)]
+    if bool((at < 0).any()):
+        raise Refused("rows that this party does not have")
+    return at
 
 
 @dataclass(frozen=True)
@@ -142,19 +152,14 @@ class Aggregation:
     def advance(self, phase: int, shared: Shared, inbox: Inbox) -> list[Message] | Result:
         """What the server sends after this phase, or the result."""
         table = shared.table
-        # In float64 no sum of finite rows overflows, and the order of parties does not show.
+        # In float64 no sum of finite rows overflows.
         total, weight = torch.zeros_like(self.lifted(table).double()), table.new_zeros(len(table)).double()
         for message in inbox.messages():
             owned = shared.owners[message.sender]
-            ids, rows = message.arrays.get("ids", owned), message.arrays["values"].to(table)
+            rows = message.arrays["values"].to(table)
             if "ids" in message.arrays:  # what it did not send is as it was given
-                place = torch.full((len(table),), -1, dtype=torch.int64, device=table.device)
-                place[owned] = torch.arange(len(owned), device=table.device)
-                at = place[ids.to(table.device)]
-                if bool((at < 0).any()):
-                    raise TacitError(f"party {message.sender} sent rows that it does not have")
                 whole = self.packed(table[owned]).to(table)
-                whole[at] = rows
+                whole[located(message.arrays["ids"], owned, len(table))] = rows
                 rows = whole
             each = shared.counts.get(message.sender)
             each = torch.ones_like(weight[: len(owned)]) if each is None else each.to(weight)

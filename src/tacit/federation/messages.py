@@ -54,7 +54,7 @@ class Array:
 class Kind:
     """What a message of a kind holds beside round, phase, sender and receiver."""
 
-    says: str
+    about: str
     arrays: Mapping[str, Array]
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Fields that are one of some words."""

@@ -16,7 +16,7 @@ import torch
 
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadInput, BadValue, TacitError
-from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result, Share, Shared
+from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result, Share, Shared, located
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.transcript import Transcript
 from tacit.graph import Graph, Vocab
@@ -230,11 +230,7 @@ class Star:
         [message] = self.transport.receive(inbox).messages()
         values = message.arrays["values"].to(own)
         if (named := message.arrays.get("ids")) is not None:
-            place = torch.full((self.total,), -1, dtype=torch.int64, device=own.device)
-            place[ids] = torch.arange(len(ids), device=own.device)
-            at = place[named]
-            if bool((at < 0).any()):
-                raise Refused("rows that this party has no place for")
+            at = located(named, ids, self.total)
             assert self.given is not None
             own.copy_(self.given[self.fit.layout.rows(self.part, party)])  # what is not named is as it was given
             own[at] = values
