@@ -160,7 +160,10 @@ def test_a_wrong_cell_is_refused_with_its_file(table, change, message):
     assert "a-transe.toml" in str(found.value)
 
 
-def test_a_table_that_is_not_there_is_refused(table, tmp_path):
+def test_a_table_that_is_not_there_is_refused(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="or name one by --configs"):
+        read_cells(None, "small")
     with pytest.raises(BadInput, match="no such folder"):
         read_cells(tmp_path / "nowhere", "small")
     with pytest.raises(BadInput, match="no cell of the table 'large'"):

@@ -186,6 +186,8 @@ def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> lis
         raise BadInput(f"{folder}: no such folder; expected the TOML files of a table there.")
     if folder is None:
         files = sorted(home.glob("*.toml")) or sorted(Path("benchmarks").glob("*/*.toml"))
+        if not files:
+            raise BadInput(f"{home}: no such folder here; run this in the project's folder, or name one by --configs.")
     else:
         files = sorted(folder.glob("*.toml"))
     cells = [cell for path in files for cell in Cell.read(path) if table in (cell.table, *cell.also)]
