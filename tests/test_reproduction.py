@@ -25,7 +25,7 @@ QUICK = """
 table = "small"
 setting = "{setting}"
 goal = 0.0
-published.Someone = {{mrr = 0.123}}
+published."Some et al." = {{mrr = 0.123}}
 
 [graph]
 path = "{graph}"
@@ -76,7 +76,7 @@ def test_every_cell_has_a_line_and_is_run_once(table):
     for row, scorer in zip(rows, ("distmult", "transe"), strict=True):
         assert wanted <= row.keys()
         assert {"mrr", "hits1", "hits3", "hits10", "mr"} <= row["metrics"].keys()
-        assert (row["scorer"], row["published"]) == (scorer, {"Someone": {"mrr": 0.123}})
+        assert (row["scorer"], row["published"]) == (scorer, {"Some et al.": {"mrr": 0.123}})
         assert row["command"].endswith(f"--only a-{scorer}")
         assert row["metrics"]["count"] == 2 * len(GRAPH.test)
     begun.clear()
@@ -145,7 +145,7 @@ def test_results_are_only_added_to(tmp_path):
         (('table = "small"', "table = 3"), "reproduce.table; expected a str"),
         (("goal = 0.0", "goal = true"), "reproduce.goal; expected a float"),
         (("goal = 0.0", "gaol = 1.0"), "Did you mean 'reproduce.goal'"),
-        (("published.Someone = {mrr = 0.123}", "published.Someone = 3"), "figures by name"),
+        (('published."Some et al." = {mrr = 0.123}', "published.Someone = 3"), "figures by name"),
         (("[graph]", "[graphs]"), "expected \\[graph\\] with a path"),
         (("dim = 4", "dmi = 4"), "Did you mean|dim"),
         (("[training]", "[training"), "cannot be read as TOML"),
@@ -177,7 +177,7 @@ def test_the_command_prints_ours_beside_the_published(table, monkeypatch):
     arguments = ["reproduce", "small", "--configs", "cells", "--results", "r.jsonl"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert "0.123 Someone" in done.output
+    assert "0.123 Some et al." in done.output
     as_json = CliRunner().invoke(app, [*arguments, "--json"])
     assert [row["scorer"] for row in json.loads(as_json.stdout)] == ["distmult", "transe"]
     assert (table.parent / "runs" / "small" / "a-transe" / "config.json").is_file()

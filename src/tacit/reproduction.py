@@ -84,7 +84,7 @@ class Cell:
         """The cells that a file describes."""
         values = read_settings(path)
         try:
-            grid = values.pop("grid", {})
+            grid, about = values.pop("grid", {}), values.pop("reproduce", {})
             if not isinstance(grid, dict):
                 raise BadInput("[grid] is a section with a list of values for each of some keys.")
             for key, choices in grid.items():
@@ -93,14 +93,16 @@ class Cell:
             found = []
             for chosen in itertools.product(*grid.values()):
                 name = "-".join([path.stem, *map(str, chosen)])
-                found.append(Cell._made(name, path.parent, combine(values, dict(zip(grid, chosen, strict=True)))))
+                found.append(
+                    Cell._made(name, path.parent, about, combine(values, dict(zip(grid, chosen, strict=True))))
+                )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         return found
 
     @staticmethod
-    def _made(name: str, folder: Path, values: dict[str, Any]) -> Cell:
-        about = plain_section(values.pop("reproduce", {}), "reproduce", KEYS)
+    def _made(name: str, folder: Path, about: Any, values: dict[str, Any]) -> Cell:
+        about = plain_section(about, "reproduce", KEYS)
         if "table" not in about:
             raise BadInput("has no section [reproduce] with a table; expected cells of a table.")
         graph = plain_section(values.pop("graph", {}), "graph", {"path": str})
