@@ -1,11 +1,11 @@
-"""What a party alone could know at best: how far the answers of its test triples are from the questions in its own train.
+"""What a party alone could know at best: how far a test triple's tail is from its head in the party's own train.
 
     python benchmarks/reachable.py --graph wn18rr [--out FILE]
 
 A party that is told nothing of the others' entities (alone, or in FedR, which shares relations only) has two ways to an
 answer: a path from head to tail through its own training triples, or how common a tail is with the relation. The oracle
-is right at once wherever there is a path of at most six steps, and goes by popularity elsewhere. Published MRRs of FedR's
-Table 2 above the oracle's cannot come from triples divided as the paper says.
+is right at once wherever there is a path of at most six steps, and goes by popularity elsewhere. Published MRRs of
+FedR's Table 2 above the oracle's cannot come from triples divided as the paper says.
 """
 
 from __future__ import annotations
