@@ -31,10 +31,13 @@ class SecretNoise:
     ----------
     deviation
         (parties,): of each number of a sum of clipped gradients; the clip times the noise multiplier.
+    kept
+        (entity rows,) bool: the entity rows that are released at all, which has to be known to all; default: every one.
     """
 
     secret: Secret
     deviation: Tensor
+    kept: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not bool((self.deviation.isfinite() & (self.deviation >= 0)).all()):
@@ -51,9 +54,14 @@ class SecretNoise:
             }
             for purpose, tensors in own.items():
                 size, number, step = sum(t.numel() for t in tensors), layout.numbers[party], int(steps[party])
+                if len(tensors) == 1:
+                    self.secret.add_normals(purpose, number, step, float(self.deviation[party]), tensors[0])
+                    continue
                 noise = self.secret.normal(purpose, number, step, size, device) * self.deviation[party]
                 for tensor, values in zip(tensors, noise.split([t.numel() for t in tensors]), strict=True):
                     tensor += values.to(tensor.dtype).reshape(tensor.shape)
+        if self.kept is not None:
+            tables.entity.mul_(self.kept[:, None])
 
 
 class Cohort:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class Purpose(IntEnum):
     NOISE_RELATION = 14
     NOISE_SHARED = 15
     ROUND = 16
+    SAMPLE = 17
+    NOISE_SELECT = 18
+    NOISE_COUNTS = 19
+    CONTENT = 20
 
 
 def philox(
@@ -254,6 +259,20 @@ class Secret:
         words = Stream(seed, Purpose.NOISE_ENTITY).words(8)
         return Secret(tuple(words.tolist()), simulated=True)
 
+    def words(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
+        """`count` 32-bit words as an int64 tensor, of a purpose, party and step."""
+        import torch
+
+        block = torch.arange(-(-count // 16), dtype=torch.int64, device=device)
+        return self.blocks(purpose, party, step, block).reshape(-1)[:count]
+
+    def blocks(self, purpose: Purpose, party: Array | int, step: Array | int, block: Array) -> Array:
+        """(blocks, 16) 32-bit words; `party` and `step` broadcast against the tensor `block`."""
+        import torch
+
+        counter = (block & MASK, block >> 32, block * 0 + step, block * 0 + party | int(purpose) << 20)
+        return torch.stack(chacha(counter, self.key), 1)
+
     def normal(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
         """`count` standard normal float32 as a tensor: what the kernels' noise is held against.
 
@@ -264,12 +283,25 @@ class Secret:
         """
         import torch
 
-        block = torch.arange(-(-count // 8), dtype=torch.int64, device=device)
-        counter = (block & MASK, block >> 32, block * 0 + step, block * 0 + (party | int(purpose) << 20))
-        words = torch.stack(chacha(counter, self.key), 1).reshape(-1, 4)
+        words = self.words(purpose, party, step, 2 * (count + count % 2), device).reshape(-1, 4)
         first, second = words[:, 0].double(), words[:, 1].double()
         below = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
         above = (MASK - first + (MASK - second + 0.5) * 2.0**-32) * 2.0**-32
         radius = (-2.0 * torch.where(below < 0.5, below.log(), torch.log1p(-above))).sqrt()
         angle = words[:, 2].double() * (2.0 * np.pi * 2.0**-32)
         return torch.stack([radius * angle.cos(), radius * angle.sin()], 1).reshape(-1)[:count].float()
+
+    def add_normals(self, purpose: Purpose, party: int, step: int, deviation: float, into: Array) -> None:
+        """Add `normal`, times the deviation, to the numbers of a contiguous tensor; on a CPU by numba, where it is."""
+        import torch
+
+        if into.device.type == "cpu" and into.dtype == torch.float32 and find_spec("numba") is not None:
+            from tacit.kernels.cpu_epochs import add_secret_normals
+
+            add_secret_normals(self, purpose, party, step, deviation, into)
+            return
+        into += (
+            (deviation * self.normal(purpose, party, step, into.numel(), into.device))
+            .to(into.dtype)
+            .reshape(into.shape)
+        )

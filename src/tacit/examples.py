@@ -243,11 +243,14 @@ class Examples:
         sorted_ = sorted_[owner[sorted_].argsort(stable=True)]
         return place[sorted_] + self.first[owner]
 
-    def step(self, rows: Tensor, party: Tensor, slot: Tensor, steps: Tensor) -> Step:
-        """The examples of these `rows` of `triples`, each at its party's batch's `slot`."""
+    def step(self, rows: Tensor, party: Tensor, slot: Tensor, steps: Tensor, unit: Tensor | None = None) -> Step:
+        """The examples of these `rows` of `triples`, each at its party's batch's `slot`; `unit`: default, each its own.
+
+        Public draws follow the slot.
+        """
         h, r, t = self.triples[rows].unbind(1)
         weight = self.weights[rows] if self.sampling.subsampling else torch.ones(len(rows), device=self.device)
-        unit = torch.arange(len(rows), device=self.device)
+        unit = torch.arange(len(rows), device=self.device) if unit is None else unit.to(self.device)
         active = torch.zeros(len(self.layout), dtype=torch.bool, device=self.device)
         active[party] = True
         divisor = torch.bincount(party, minlength=len(self.layout)).clamp(min=1).float()

@@ -43,10 +43,13 @@ import torch
 
 from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
+from tacit.evaluation.ranking import rank
 from tacit.federated import FederatedRun, Federation, check_recipe, split_settings
 from tacit.graph import Graph
 from tacit.models import SCORERS
 from tacit.parties import Parties, partition, pool
+from tacit.privacy.plan import solved
+from tacit.privacy.privatizers import Sound
 from tacit.run import CONFIG, Run, create
 from tacit.settings import PARTITION, Settings, combine, plain_section, read_settings
 from tacit.tensors import load_graph
@@ -292,10 +295,11 @@ def run_cell(
     more: dict[str, Any]
     if cell.federation is None:
         assert isinstance(graph, Graph)
+        settings = solved(settings, [graph])
         run = _opened(cell, settings, (graph,), folder, Run.open, partial(create, graph, settings, folder))
         if not run.finished:
             run.train(on_event)
-        events, more = list(run.events()), {"best_epoch": run.best_epoch}
+        events, more = list(run.events()), {"best_epoch": run.best_epoch} | _of_privacy(run)
     else:
         parties = graph if isinstance(graph, Parties) else divide(graph, cell)
         make = partial(FederatedRun.create, str(cell.recipe), parties, settings, cell.federation, folder)
@@ -350,6 +354,22 @@ def _opened(
     if (run.settings, *held) != (settings, tuple(graphs), cell.recipe, cell.federation):
         raise TacitError(f"{folder} holds a run with other settings: remove it, or choose another --runs.")
     return run
+
+
+def _of_privacy(run: Run) -> dict[str, Any]:
+    """What only a private training has: what it costs, and each side of its ranks. A simulation's epsilon is one too
+    here: figures are to be repeated by others.
+    """
+    if not isinstance(run.settings.privacy, Sound):
+        return {}
+    claim, graph, wanted = run.claim, run.graph, run.settings.evaluation
+    ranks = rank(run.model, graph.test.triples, graph.statements.triples, memory_mb=wanted.memory_mb)
+    return {
+        "epsilon": claim["epsilon"] if claim["epsilon"] is not None else claim.get("simulated_epsilon"),
+        "delta": claim["delta"],
+        "simulated": claim["epsilon"] is None,
+        "sides": {side: metrics.json()["mrr"] for side, metrics in ranks.by_side(wanted.ties).items()},
+    }
 
 
 def _of_federation(run: FederatedRun) -> dict[str, Any]:

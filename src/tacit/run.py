@@ -2,8 +2,8 @@
 
     config.json          every setting, defaults written out; what belongs to the folder
     environment.json     versions, device, threads, the graph's fingerprint
-    shareable/           privacy.json: what was guaranteed to whom
-    private/             (0700) graph, metrics.jsonl, metrics.json, model, checkpoints/, log
+    shareable/           privacy.json: what was guaranteed to whom; model, if that is private
+    private/             (0700) graph, metrics.jsonl, metrics.json, model, checkpoints/, log, prior
 
 Nothing but `shareable/` is meant to leave its owner. Without privacy no embedding is put there: rows trained on private
 triples tell of them. `tacit export` writes rows elsewhere, for whoever decides to.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 from tacit import __version__
+from tacit.draws import Secret
 from tacit.errors import BadInput, TacitError
 from tacit.evaluation.ranking import Metrics
 from tacit.examples import Examples
@@ -32,8 +34,13 @@ from tacit.graph import Graph, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Tables
 from tacit.models.model import Model
+from tacit.models.tables import Prior
 from tacit.negatives import PublicPairs
 from tacit.prediction import Format, Prediction, export, predict
+from tacit.privacy.events import Spent, joined
+from tacit.privacy.marginals import Marginals
+from tacit.privacy.plan import again, releases, solved, statement
+from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated
@@ -87,9 +94,11 @@ class Run:
                 raise TacitError(f"{self.path} is not finished: go on with tacit train --resume {self.path}")
             tensors, facts = load_tensors(where)
             self._kept.check_origin(where, facts, "tacit.model/1")
-            tables = Tables.of(tensors)
-            self._model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
+            self._model = self._made(Tables.of(tensors), prior_of(tensors))
         return self._model
+
+    def _made(self, tables: Tables, prior: Prior | None) -> Model:
+        return Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
 
     @property
     def finished(self) -> bool:
@@ -140,15 +149,24 @@ class Run:
 
     def train(self, on_event: Callable[[Event], None] = lambda event: None) -> Run:
         """Train from the beginning or from the last checkpoint, and rank validation and test by the best model."""
-        if self.path is None:
-            fit = Fit(self.settings, [self.graph])
-            fit.run(on_event)
-            return self._end(fit)
-        if self.finished:
+        if self.path is not None and self.finished:
             raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
-        fit = Fit(self.settings, [self.graph])
+        privacy = self.settings.privacy
+        if isinstance(privacy, Sound) and not privacy.trains:
+            with locked(self.path) if self.path is not None else contextlib.nullcontext():
+                counts = self._counts()
+                tables = counts.vectors(self.settings.dim) if getattr(privacy, "vectors", False) else None
+                nothing = Tables.empty(self.settings.scorer, len(self.graph.entities), len(self.graph.relations))
+                return self._end(self._made(tables or nothing, None if tables else counts.prior()), 0)
+        prior = self._counts().prior() if isinstance(privacy, Sound) and privacy.prior_share else None
+        fit = Fit(self.settings, [self.graph], prior=prior)
+        if self.path is None:
+            fit.run(on_event)
+            return self._end(fit.model(), int(fit.best_epoch[0]))
         with self._kept.training(fit) as (files, checkpoint):
             LOG.info("training begins, or goes on")
+            if isinstance(privacy, Sound):
+                note_start(self.path, int(fit.cohort.epochs.max()))
 
             def told(event: Event) -> None:
                 if event["event"] != "kernels":  # that is of this process, not of the training
@@ -157,10 +175,51 @@ class Run:
 
             fit.run(told, lambda: checkpoint(int(fit.cohort.epochs.max())))
             LOG.info("training ends")
-            return self._end(fit)
+            return self._end(fit.model(), int(fit.best_epoch[0]))
 
-    def _end(self, fit: Fit) -> Run:
-        self._model, self.best_epoch = fit.model(), int(fit.best_epoch[0])
+    def _counts(self) -> Marginals:
+        """The noisy counts of this run: released once, and kept, so that a resumed run releases no others."""
+        privacy = self.settings.privacy
+        assert isinstance(privacy, Sound)
+        where = None if self.path is None else self.path / PRIVATE / "counts.safetensors"
+        if where is not None and where.is_file():
+            tensors, facts = load_tensors(where)
+            self._kept.check_origin(where, facts, "tacit.counts/1")
+            return Marginals(tensors["tails"], tensors["heads"], float(tensors["deviation"]))
+        sigma = privacy.prior_sigma if privacy.trains else privacy.sigma
+        if sigma is None:
+            raise TacitError("the noise of this training has not been solved for yet")
+        secret = Secret.simulation(self.settings.seed) if privacy.noise == "seeded" else Secret.fresh()
+        counts = Marginals.release(self.graph, sigma, secret)
+        if where is not None:
+            deviation = torch.tensor([counts.deviation], dtype=torch.float64)
+            tensors = {"tails": counts.tails, "heads": counts.heads, "deviation": deviation}
+            save_tensors(where, tensors, self._origin("tacit.counts/1"))
+        return counts
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What is guaranteed: computed from what was released."""
+        if not isinstance(self.settings.privacy, Sound):
+            return NOT_PRIVATE
+        return statement(self.settings, [self.spent])
+
+    @property
+    def spent(self) -> Spent:
+        """All that this run releases, with what it may have released before it was interrupted."""
+        starts = [] if self.path is None else read_starts(self.path)
+        training, graphs = self.settings.training, [self.graph]
+        every = training.checkpoint_every or self.settings.evaluation.every
+        return joined([*releases(self.settings, graphs)[0], *again(self.settings, graphs, starts, every)[0]])
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the guarantee; None: there is none."""
+        found = self.claim["epsilon"]
+        return None if found is None else float(found)
+
+    def _end(self, model: Model, best_epoch: int) -> Run:
+        self._model, self.best_epoch = model, best_epoch
         self.metrics = {
             split: evaluated(self._model, self.graph, split, self.settings)
             for split in ("valid", "test")
@@ -174,14 +233,48 @@ class Run:
             # The model comes last: it is what makes a run finished.
             write_json(private / "metrics.json", "tacit.metrics/1",
                        {"metrics": facts, "ranking": about, "best_epoch": self.best_epoch})  # fmt: skip
-            save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
+            tensors = model.tables.tensors()
+            if model.prior is not None:
+                tensors |= {"prior.tails": model.prior.tails, "prior.heads": model.prior.heads}
+            if isinstance(self.settings.privacy, Sound):
+                write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", self.claim)
+                if self.claim["epsilon"] is not None:
+                    names = {"entities": "\n".join(self.graph.entities), "relations": "\n".join(self.graph.relations)}
+                    save_tensors(
+                        self.path / SHAREABLE / "model.safetensors", tensors, {"schema": "tacit.shared/1"} | names
+                    )
+            save_tensors(private / "model.safetensors", tensors, self._origin("tacit.model/1"))
         return self
+
+
+def note_start(path: Path, epochs: int) -> None:
+    """Write down, before a private training takes a step, after how many epochs it begins or goes on."""
+    with open(path / PRIVATE / "starts", "ab") as file:
+        file.write(f"{epochs}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_starts(path: Path) -> list[int]:
+    """What `note_start` wrote; a line that was cut off was no start yet."""
+    where = path / PRIVATE / "starts"
+    try:
+        *lines, _ = where.read_bytes().split(b"\n") if where.is_file() else [b""]
+        return [int(line) for line in lines]
+    except ValueError:
+        raise BadInput(f"{where}: does not hold numbers of epochs: the file is damaged.") from None
+
+
+def prior_of(tensors: Mapping[str, Any]) -> Prior | None:
+    """What is added to every score, if a model's file has it."""
+    return Prior(tensors["prior.tails"], tensors["prior.heads"]) if "prior.tails" in tensors else None
 
 
 def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
     """A run folder that is ready to train: whole, or not there."""
     chosen_device(settings.training.device)
     _check(graph, settings)
+    settings = solved(settings, [graph])
     held = locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
     with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
@@ -254,7 +347,7 @@ def train(
         All settings, nested as in a TOML file: {"scorer": {"name": "rotate", "dim": 64}, "training": {"epochs": 50}}.
     flags
         The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
-        epochs, steps, device, every, patience, memory_mb, name, seed.
+        epochs, steps, device, every, patience, memory_mb, name, seed, privacy, epsilon, delta.
 
     >>> graph = Graph.from_triples([("a", "knows", "b"), ("b", "knows", "c")], test=[("c", "knows", "a")])
     >>> run = train(graph, scorer="distmult", dim=8, epochs=5)
@@ -263,13 +356,14 @@ def train(
     """
     given = settings.json() if isinstance(settings, Settings) else settings or {}
     wanted = Settings.make(combine(given, from_flags(flags)))
-    run = Run(wanted, graph) if out is None else create(graph, wanted, Path(out), force=force)
+    run = Run(solved(wanted, [graph]), graph) if out is None else create(graph, wanted, Path(out), force=force)
     return run.train(on_event)
 
 
 def write_plan(graph: Graph, settings: Settings, folder: Path, *, force: bool = False) -> None:
     """What another machine needs to train: `python -m tacit.run plan.json` there, with torch and NumPy alone."""
     _check(graph, settings)
+    settings = solved(settings, [graph])
     with new_folder(folder, "plan.json", force=force) as draft:
         draft.chmod(0o700)  # it holds the graph
         save_graph(draft / "graph.safetensors", graph)

@@ -23,9 +23,11 @@ from tacit.errors import BadInput, BadValue, TacitError, excerpt
 from tacit.examples import Sampling
 from tacit.losses import LOSSES, REGULARISERS, Dura, KVsAll, Loss, NoRegulariser, Regulariser, SelfAdversarial
 from tacit.models import SCORERS, Scorer
+from tacit.models.bilinear import RESCAL
 from tacit.models.translational import TransE
 from tacit.negatives import NEGATIVES, Independent, Negatives
 from tacit.optimizers import OPTIMIZERS, Adam, Optimizer
+from tacit.privacy.privatizers import DEFAULT, PRIVATIZERS, Marginals, NoPrivacy, Privatizer
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LARGEST = 1 << 48
@@ -92,6 +94,7 @@ class Settings:
     negatives: Negatives = field(default_factory=Independent)
     regulariser: Regulariser = field(default_factory=NoRegulariser)
     optimizer: Optimizer = field(default_factory=Adam)
+    privacy: Privatizer = field(default_factory=NoPrivacy)
     training: Training = field(default_factory=Training)
     evaluation: Evaluation = field(default_factory=Evaluation)
 
@@ -120,6 +123,10 @@ class Settings:
                 raise BadValue("dura needs triples, and an example of k-vs-all is a query: use one-vs-all")
         if self.training.reciprocal and self.negatives.sides != "both":
             raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
+        if self.privacy.sound and self.privacy.trains and (reasons := self.refusals()):
+            raise BadValue(f"this may not be done under privacy: {'; '.join(reasons)}")
+        if isinstance(self.privacy, Marginals) and self.privacy.vectors and type(self.scorer) is not RESCAL:
+            raise BadValue('noisy counts as vectors are rows of RESCAL: set scorer.name = "rescal"')
 
     def refusals(self) -> list[str]:
         """Why these settings may not be used under privacy, each in a sentence; none: they may."""
@@ -141,6 +148,8 @@ class Settings:
             chosen = getattr(self, section)
             made[section] = {"name": _name_of(registry, chosen)} | asdict(chosen)
         made["scorer"] = {"name": made["scorer"].pop("name"), "dim": self.dim} | made["scorer"]
+        if not self.privacy.sound:
+            del made["privacy"]
         return made | {"training": asdict(self.training), "evaluation": asdict(self.evaluation)}
 
     @staticmethod
@@ -148,6 +157,10 @@ class Settings:
         """Settings from nested values, as a TOML file or `json` has them; what is left out has its default."""
         values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
         _check_keys(values, [*SECTIONS, "name", "seed"], "")
+        if isinstance(privacy := values.get("privacy"), dict) and privacy:
+            privacy.setdefault("name", DEFAULT)
+            if privacy["name"] != "none":
+                values = combine(PRIVATE_DEFAULTS, values)
         chosen: dict[str, Any] = {}
         for key, hint in (("name", str), ("seed", int)):
             if key in values:
@@ -179,7 +192,10 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "negatives": NEGATIVES,
     "regulariser": REGULARISERS,
     "optimizer": OPTIMIZERS,
+    "privacy": PRIVATIZERS,
 }
+PRIVATE_DEFAULTS: dict[str, Any] = {"negatives": {"name": "pool", "scope": "vocabulary"}}
+"""What is left out means this under privacy, where the usual negatives would tell of the triples."""
 SECTIONS = (*REGISTRIES, "training", "evaluation")
 FLAGS = {
     "name": "name",
@@ -197,6 +213,9 @@ FLAGS = {
     "every": "evaluation.every",
     "patience": "evaluation.patience",
     "memory_mb": "evaluation.memory_mb",
+    "privacy": "privacy.name",
+    "epsilon": "privacy.epsilon",
+    "delta": "privacy.delta",
 }
 """The short names of flags and keyword arguments, and the keys they stand for."""
 

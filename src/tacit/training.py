@@ -29,6 +29,7 @@ from tacit.models import Layout, Tables
 from tacit.models.model import Model
 from tacit.models.scorer import matrix_products
 from tacit.models.tables import Prior, relation_weights
+from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
 
 LOG = logging.getLogger(__name__)
@@ -135,6 +136,11 @@ class Fit:
         parties = len(graphs)
         self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
         self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
+        self.private: Any = None
+        if isinstance(settings.privacy, Sound):
+            from tacit.privacy.steps import PrivateSteps
+
+            self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs)
 
     def prepare(self) -> float:
         """Compile what has to be compiled, if that was not done yet; seconds. A first epoch does it too.
@@ -145,7 +151,7 @@ class Fit:
             return 0.0
         began = time.perf_counter()
         kind = getattr(self.kernel, "epochs", lambda: None)()
-        if kind is not None and kind.fits(self.cohort, self.examples, self.kernel):
+        if kind is not None and self.private is None and kind.fits(self.cohort, self.examples, self.kernel):
             self.epochs = kind(self.cohort, self.examples, self.kernel)
         self._prepared = True
         seconds = time.perf_counter() - began
@@ -174,6 +180,8 @@ class Fit:
         count, losses, steps = torch.zeros_like(total), [], 0
         first = cohort.steps.clone()
         cohort.pace.copy_(torch.from_numpy(self.settings.training.pace(cohort.epochs.cpu().numpy(), self.total_epochs)))
+        if self.private is not None:
+            return self._private_epoch(wanted.cpu().numpy(), began)
         if self.epochs is not None:
             sums, taken, examples_seen = self.epochs.run(wanted, most)
             total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())
@@ -197,6 +205,25 @@ class Fit:
         mean = (total / count).tolist()
         examples = int(count.sum())
         return EpochReport(tuple(mean), steps, examples, time.perf_counter() - began)
+
+    def _private_epoch(self, wanted: np.ndarray, began: float) -> EpochReport:
+        """As many steps as everybody may know an epoch to have; a step without examples is one too."""
+        cohort, private, limit = self.cohort, self.private, self.settings.training.steps
+        private.begin(self.settings.dim, self.total_epochs or self.settings.training.epochs, limit)
+        total, count = torch.zeros(2, len(self.layout), dtype=torch.float64, device=self.device)
+        number = 0
+        while True:
+            active = wanted & (number < np.array(private.per_epoch))
+            if limit is not None:
+                active &= cohort.steps.cpu().numpy() < limit
+            if not active.any():
+                break
+            loss, many = private.step(active)
+            total, count, number = total + loss, count + many, number + 1
+        self._look(total, 1, cohort.steps)
+        cohort.epochs += torch.from_numpy(wanted).to(self.device)
+        mean = (total / count).tolist()
+        return EpochReport(tuple(mean), number, int(count.sum()), time.perf_counter() - began)
 
     def _look(self, losses: Tensor, steps: int, first: Tensor) -> None:
         """Stop at the first loss that is not finite."""
@@ -247,7 +274,8 @@ class Fit:
         for party in np.flatnonzero(~self.finished if which is None else which & ~self.finished).tolist():
             metrics = self._evaluated(party, "valid", best=False)
             found[party] = metrics
-            if metrics.count and not metrics.mrr > self.best_mrr[party]:
+            # Under privacy the last is kept: which one was best on validation would tell of the validation triples.
+            if self.private is None and metrics.count and not metrics.mrr > self.best_mrr[party]:
                 self.waited[party] += 1
                 self.finished[party] = self.waited[party] >= self.settings.evaluation.patience
                 continue
@@ -294,6 +322,8 @@ class Fit:
         kept = {f"best.{name}": tensor for name, tensor in self.best.tensors().items()}
         early = {"best_mrr": self.best_mrr, "best_epoch": self.best_epoch, "waited": self.waited}
         early |= {"finished": self.finished}
+        if self.private is not None and self.private.mask is not None:
+            kept["private.mask"] = self.private.mask
         return self.cohort.state() | kept | {name: torch.from_numpy(array.copy()) for name, array in early.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -302,6 +332,8 @@ class Fit:
             if name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
                 raise BadInput(f"the state has no {name!r} that fits this training.")
         self.cohort.load(state)
+        if self.private is not None and "private.mask" in state:
+            self.private.mask = state["private.mask"].to(self.device)
         for name, tensor in self.best.tensors().items():
             tensor.copy_(state[f"best.{name}"])
         for name in ("best_mrr", "best_epoch", "waited", "finished"):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tacit import __version__
 from tacit.cli import models
+from tacit.cli.budget import budget
 from tacit.cli.data import data
 from tacit.cli.demo import demo
 from tacit.cli.federate import federate
@@ -26,6 +27,7 @@ app = typer.Typer(
     help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
 )
 app.add_typer(data, name="data")
+app.add_typer(budget, name="budget")
 for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, reproduce):
     app.command()(command)
 

@@ -82,6 +82,11 @@ def train(
     every: Annotated[int | None, typer.Option(help="Epochs between validations. (evaluation.every)")] = None,
     patience: Patience = None,
     memory_mb: Annotated[int | None, typer.Option(help="For ranking. (evaluation.memory_mb)")] = None,
+    privacy: Annotated[
+        str | None, typer.Option(help="marginals (default), dpsgd, frozen, adafest, confidential. (privacy.name)")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Train privately, at this cost. (privacy.epsilon)")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1e-5. (privacy.delta)")] = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
     assignments: Assignments = None,
@@ -158,6 +163,8 @@ def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bo
 
 
 def _train(run: Run, as_json: bool) -> None:
+    from tacit.privacy.plan import in_words
+    from tacit.privacy.privatizers import Sound
     from tacit.training import evaluated
 
     began = time.perf_counter()
@@ -174,7 +181,9 @@ def _train(run: Run, as_json: bool) -> None:
     if as_json:
         facts = {split: metrics.json() for split, metrics in run.metrics.items()}
         popular = {split: metrics.json() for split, metrics in baselines.items()}
-        about = {"out": str(run.path), "best_epoch": run.best_epoch, "seconds": round(seconds, 2), "epsilon": None}
+        about = {"out": str(run.path), "best_epoch": run.best_epoch, "seconds": round(seconds, 2)}
+        claim = run.claim
+        about |= {"epsilon": claim["epsilon"], "delta": claim.get("delta"), "guarantee": claim["guarantee"]}
         print(json.dumps(about | {"metrics": facts, "popularity": popular}))
         return
     rows = [(split, *_numbers(metrics)) for split, metrics in run.metrics.items()]
@@ -185,7 +194,10 @@ def _train(run: Run, as_json: bool) -> None:
         show.table("split", *COLUMNS, rows=rows, title=title)
     else:
         show.warn(["there are no validation and test triples, so nothing is measured: --split 0.8,0.1,0.1 makes some"])
-    show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. Not private: the rows tell of the triples.")
+    if isinstance(run.settings.privacy, Sound):
+        show.say(f"{seconds:.1f} s. {in_words(run.claim)}")
+    else:
+        show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. Not private: the rows tell of the triples.")
     show.say(f"Kept in {run.path}. To try next: tacit evaluate {run.path} --per-relation")
 
 

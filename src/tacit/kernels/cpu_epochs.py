@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tacit import draws
-from tacit.draws import CHACHA, Purpose
+from tacit.draws import CHACHA, Purpose, Secret
 from tacit.kernels.cpu import (
     Array,
     Asked,
@@ -265,32 +265,36 @@ def _turned(part: Any) -> tuple[Any, Any]:
 
 
 @jit
+def add_normals(low: int, high: int, into: Array, key: Array, step: int, whose: int, deviation: Any) -> None:
+    """Add numbers low to high of a stream of normals, times the deviation, to those of `into`: as `Secret.normal`."""
+    x, begin = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
+    z = np.empty((LANES, 8), np.float32)
+    for base in range(low // 8, (high + 7) // 8, LANES):
+        _chacha(key, base, step, whose, x, begin)
+        for pair in range(4):
+            for i in range(LANES):
+                radius = np.sqrt(np.float32(2) * _minus_log(x[4 * pair, i], x[4 * pair + 1, i]))
+                cos, sin = _turned(x[4 * pair + 2, i])
+                z[i, 2 * pair], z[i, 2 * pair + 1] = radius * cos, radius * sin
+        numbers = z.reshape(-1)
+        for at in range(max(low, base * 8), min(high, (base + LANES) * 8)):
+            into[at] += deviation * numbers[at - base * 8]
+
+
+@jit
 def _add_noise(first: int, last: int, n: int, m: Move, w: World) -> None:
     """Add noise to the gradients of rows first to last, of those parties that take step n.
 
     A function of its own, so that it is compiled only where there is noise.
     """
-    width = m.gradient.shape[1]
-    x, begin = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
-    z = np.empty((LANES, 8), np.float32)
-    row = first
+    width, row = m.gradient.shape[1], first
     while row < last:
         party = m.owner[row]
-        end = min(last, m.start[party + 1])
+        end, begin = min(last, m.start[party + 1]), m.start[party]
         if _active(n, party, w):
-            flat = m.gradient[row:end].reshape(-1)
-            low = (row - m.start[party]) * width
-            high = low + len(flat)
-            for base in range(low // 8, (high + 7) // 8, LANES):
-                _chacha(m.key, base, w.taken[party] + n, w.numbers[party] | m.purpose, x, begin)
-                for pair in range(4):
-                    for i in range(LANES):
-                        radius = np.sqrt(np.float32(2) * _minus_log(x[4 * pair, i], x[4 * pair + 1, i]))
-                        cos, sin = _turned(x[4 * pair + 2, i])
-                        z[i, 2 * pair], z[i, 2 * pair + 1] = radius * cos, radius * sin
-                numbers = z.reshape(-1)
-                for at in range(max(low, base * 8), min(high, (base + LANES) * 8)):
-                    flat[at - low] += m.deviation[party] * numbers[at - base * 8]
+            whole = m.gradient[begin : m.start[party + 1]].reshape(-1)
+            add_normals((row - begin) * width, (end - begin) * width, whole, m.key, w.taken[party] + n,
+                        w.numbers[party] | m.purpose, m.deviation[party])  # fmt: skip
         row = end
 
 
@@ -359,6 +363,12 @@ def _work(first: int, last: int, part: int, begin: int, end: int, w: World, star
             if low == 0:
                 for b in range(len(asked.head)):
                     losses[n, asked.party[b]] += found.loss[b]
+
+
+def add_secret_normals(secret: Secret, purpose: Purpose, party: int, step: int, deviation: float, into: Any) -> None:
+    """Add a secret's normals, times the deviation, to a contiguous float32 tensor, on as many threads as torch has."""
+    flat, key = into.numpy().reshape(-1), np.array(secret.key, np.uint32)
+    shared_out(len(flat), len(flat), add_normals, flat, key, step, party | int(purpose) << 20, np.float32(deviation))
 
 
 class CpuEpochs(Epochs):

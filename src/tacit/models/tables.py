@@ -125,6 +125,13 @@ class Tables:
         shared = sum(name.startswith("shared.") for name in tensors)
         return Tables(tensors["entity"], tensors["relation"], tuple(tensors[f"shared.{i}"] for i in range(shared)))
 
+    @staticmethod
+    def empty(scorer: Scorer, entities: int, relations: int) -> Tables:
+        """Rows of zeros, as short as the scorer has them: every score is the same."""
+        entity, relation = scorer.widths(1)
+        shared = tuple(torch.zeros(1, *shape) for shape in scorer.shared_shapes(1))
+        return Tables(torch.zeros(entities, entity), torch.zeros(relations, relation), shared)
+
     def like(self, function: Any) -> Tables:
         """Tables of `function` of each tensor (`torch.clone`, `torch.zeros_like`)."""
         return Tables(function(self.entity), function(self.relation), tuple(function(s) for s in self.shared))

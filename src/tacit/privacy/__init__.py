@@ -1,0 +1,1 @@
+"""What leaves its owner, what that costs, and how much may be spent."""

@@ -1,0 +1,285 @@
+"""How much privacy a list of releases has cost, and what noise, steps or batch a budget pays for.
+
+Everything is computed by dp-accounting: by the distribution of the privacy loss (PLD; Koskela et al. 2020) and by Renyi
+divergences (RDP; Mironov 2017; converted as Balle et al. 2020). Both are upper bounds, so the smaller one holds. Nothing
+here looks at data.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tacit.errors import TacitError
+from tacit.privacy.events import Gaussian, Sampled, SampledCurve, Segment, Spent, joined
+
+ORDERS: tuple[float, ...] = (
+    *(round(1 + x / 10, 1) for x in range(1, 100)), *map(float, range(11, 65)), 80.0, 128.0, 256.0, 512.0,
+)  # fmt: skip
+"""Of Renyi divergences: fixed, so that curves can be added and compared."""
+INTERVAL = 1e-4
+"""Of the grid of privacy losses. A coarse one inflates the result."""
+MIXED_INTERVAL = 1e-3
+LEAST_DELTA = 1e-7
+HOPELESS = 200.0
+"""An epsilon that nobody would call private: there the distribution of losses has more points than memory."""
+FACTOR = 3.0
+"""Of the general amplification's terms from the third on: the form with a complete proof."""
+CAREFUL = 1e-3
+"""How close, relatively, a calibrated noise comes to the least that is enough."""
+LEAST_SIGMA, MOST_SIGMA = 0.05, 1e7
+
+
+class CannotAccount(TacitError):
+    """There is no bound for what was asked."""
+
+
+def epsilon(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
+    """The smallest epsilon that is known to hold for all of these releases together, at `delta`.
+
+    `group`: for neighbours that differ by up to so many triples. Nothing released costs 0.
+    """
+    _check(delta, group)
+    return _epsilon(joined(segments), delta, group)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(spent: Spent, delta: float, group: int) -> float:
+    if not spent:
+        return 0.0
+    best = by_renyi(spent, delta, group=group)
+    if losses_are_known(spent, delta, group):
+        best = min(best, by_losses(spent, delta, group=group))
+    if not math.isfinite(best):
+        raise CannotAccount("no finite epsilon is known for these releases: there is too little noise, or delta is 0")
+    return best
+
+
+def losses_are_known(spent: Spent, delta: float, group: int = 1) -> bool:
+    """Whether `by_losses` can be asked: it is no bound at the smallest deltas, and has no end without privacy.
+
+    Its sums are made by Fourier transforms, whose rounding is below 1e-12; at a delta below 1e-7 that was seen to make
+    the epsilon of many releases too small.
+    """
+    if delta < LEAST_DELTA or any(isinstance(s.event, SampledCurve) for s in spent):
+        return False
+    many = sum(s.count * (group / s.event.sigma) ** 2 for s in spent if isinstance(s.event, Gaussian))
+    rough = math.inf
+    if group == 1:
+        orders = (2.0, 4.0, 8.0)
+        rough = min(converted(a, r, delta) for a, r in zip(orders, curve(spent, orders=orders), strict=True))
+    elif all(s.event.sigma >= 0.3 for s in spent if not isinstance(s.event, SampledCurve)):
+        rough = 0.0
+    return rough < HOPELESS and many < HOPELESS
+
+
+def by_losses(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
+    """Epsilon by the distribution of privacy losses: sums with normal noise, sampled or not."""
+    from dp_accounting.pld import pld_privacy_accountant
+
+    interval = INTERVAL if group == 1 else MIXED_INTERVAL
+    accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=interval)
+    for segment in joined(segments):
+        if isinstance(segment.event, SampledCurve):
+            raise CannotAccount("the distribution of privacy losses of a curve is not known")
+        accountant.compose(_composed(segment, group))
+    return float(accountant.get_epsilon(delta))
+
+
+def _composed(segment: Segment, group: int = 1) -> Any:
+    from dp_accounting import dp_event
+
+    event: Any = segment.event
+    if isinstance(event, Gaussian):
+        made: Any = dp_event.GaussianDpEvent(event.sigma / group)
+    elif group == 1:
+        made = dp_event.PoissonSampledDpEvent(event.rate, dp_event.GaussianDpEvent(event.sigma))
+    else:  # of the group's triples, 0 to all may be in the batch
+        many = range(group + 1)
+        chances = [math.comb(group, k) * event.rate**k * (1 - event.rate) ** (group - k) for k in many]
+        made = dp_event.MixtureOfGaussiansDpEvent(event.sigma, [float(k) for k in many], chances)
+    return dp_event.SelfComposedDpEvent(made, segment.count)
+
+
+def by_renyi(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
+    """Epsilon by Renyi divergences; infinite where no order gives one."""
+    spent = joined(segments)
+    own = sum(s.event.delta * s.count for s in spent if isinstance(s.event, SampledCurve))
+    left = delta - own
+    if left <= 1e-9 * delta:  # nothing, but for rounding
+        return math.inf
+    if group > 1 and any(not isinstance(s.event, Gaussian) for s in spent):
+        return math.inf  # only the distribution of losses knows groups in samples
+    return min(converted(order, r, left) for order, r in zip(ORDERS, curve(spent, group=group), strict=True))
+
+
+def converted(order: float, divergence: float, delta: float) -> float:
+    """The epsilon that a Renyi divergence of that order gives (Balle et al. 2020; Canonne et al. 2020)."""
+    return max(0.0, divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+
+
+def allowed(order: float, epsilon: float, delta: float) -> float:
+    """The largest Renyi divergence of that order that gives no more than this epsilon; the inverse of `converted`."""
+    return max(0.0, epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1))
+
+
+def curve(segments: Sequence[Segment], *, orders: Sequence[float] = ORDERS, group: int = 1) -> np.ndarray:
+    """(orders,): the Renyi divergences of all of these releases together."""
+    total = np.zeros(len(orders))
+    for segment in joined(segments):
+        total += segment.count * np.asarray(_one_curve(segment.event, tuple(orders), group))
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float, ...]:
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    if isinstance(event, Gaussian):
+        return tuple(order * group**2 / (2 * event.sigma**2) for order in orders)
+    if group > 1:
+        raise CannotAccount("Renyi divergences of groups of triples in a sample are not known")
+    if isinstance(event, Sampled):
+        logger = logging.getLogger("absl")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of every order that it leaves out; such an order is infinite here
+        try:
+            accountant = rdp_privacy_accountant.RdpAccountant(orders=list(orders))
+            accountant.compose(_composed(Segment(event)))
+        finally:
+            logger.setLevel(level)
+        found = np.asarray(accountant._rdp, float)
+        return tuple(np.where(np.isnan(found), np.inf, found).tolist())
+    return tuple(
+        amplified(int(order), event.rate, lambda k: event.rho * k) if order == int(order) and 2 <= order <= 128
+        else math.inf
+        for order in orders
+    )  # fmt: skip
+
+
+def amplified(order: int, rate: float, curve: Callable[[int], float], factor: float = FACTOR) -> float:
+    """The divergence of a release from a Poisson batch, given that of the whole release without sampling, `curve`."""
+    if rate == 1:
+        return curve(order)
+    logs = [(order - 1) * math.log1p(-rate) + math.log1p((order - 1) * rate)]
+    for k in range(2, order + 1):
+        chosen = math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
+        logs.append(chosen + (order - k) * math.log1p(-rate) + k * math.log(rate) + (k - 1) * curve(k)
+                    + (math.log(factor) if k > 2 else 0.0))  # fmt: skip
+    return max(0.0, float(np.logaddexp.reduce(logs))) / (order - 1)
+
+
+# -- what a budget pays for --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """What all releases together may cost, and what has been released already.
+
+    limits: (order, divergence) pairs that the releases may not exceed either: what is left of a holding.
+    """
+
+    epsilon: float
+    delta: float
+    before: Spent = ()
+    group: int = 1
+    limits: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.delta, self.group)
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise TacitError(f"epsilon is a number above 0, not {self.epsilon}")
+
+    def holds(self, more: Sequence[Segment]) -> bool:
+        """Whether these releases too stay within it."""
+        if self.limits and not Filter(self.limits).fits(more, group=self.group):
+            return False
+        whole = joined([*self.before, *more])
+        if losses_are_known(whole, self.delta, self.group):
+            # Nearly always the smaller bound, and many times faster to ask than all orders.
+            return not whole or by_losses(whole, self.delta, group=self.group) <= self.epsilon
+        return by_renyi(whole, self.delta, group=self.group) <= self.epsilon
+
+
+def noise_for(target: Target, release: Callable[[float], Sequence[Segment]]) -> float:
+    """The least noise multiplier, to a thousandth, with which `release(sigma)` stays within the target."""
+    high, step = 0.0, math.log(2)
+    while not target.holds(release(math.exp(high))):
+        high += step
+        if high > math.log(MOST_SIGMA):
+            raise TacitError(
+                f"no noise is enough for epsilon {target.epsilon:g} at delta {target.delta:g}: what was released "
+                "before has used it up, or there is too little of it"
+            )
+    while high <= 0 and high > math.log(LEAST_SIGMA) and target.holds(release(math.exp(high - step))):
+        high -= step
+    low = high - step
+    while high - low > CAREFUL / 2:
+        middle = (low + high) / 2
+        low, high = (low, middle) if target.holds(release(math.exp(middle))) else (middle, high)
+    return math.exp(high)
+
+
+def count_for(target: Target, release: Callable[[int], Sequence[Segment]], most: int = 1 << 40) -> int:
+    """The most of something whole, steps or a batch's size, with which `release(count)` stays within the target."""
+    if most < 1 or not target.holds(release(1)):
+        return 0
+    low = 1
+    while low < most and target.holds(release(min(2 * low, most))):
+        low = min(2 * low, most)
+    high = min(2 * low, most)
+    if low == most:
+        return most
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        low, high = (middle, high) if target.holds(release(middle)) else (low, middle)
+    return low
+
+
+class Filter:
+    """A budget of Renyi divergences, fixed before anything is released, for choices that follow earlier releases.
+
+    As long as no order's sum exceeds its budget, the whole has that divergence, however each release was chosen
+    (Feldman and Zrnic 2021). Summing up what adaptive choices have cost afterwards is no such guarantee. Releases that hold only
+    with some probability of their own are refused: their deltas have no budget here.
+    """
+
+    def __init__(self, budget: Sequence[tuple[float, float]]):
+        if not budget:
+            raise TacitError("a filter has a budget for at least one order")
+        self.orders, self.most = (np.array(x, float) for x in zip(*budget, strict=True))
+        if not (self.orders > 1).all():
+            raise TacitError("the orders of a filter are above 1")
+        self.used = np.zeros(len(self.orders))
+
+    def fits(self, more: Sequence[Segment], *, group: int = 1) -> bool:
+        """Whether no order's budget would be exceeded."""
+        if any(isinstance(s.event, SampledCurve) and s.event.delta and s.count for s in more):
+            return False
+        return bool((self.used + curve(more, orders=self.orders.tolist(), group=group) <= self.most).all())
+
+    def spend(self, more: Sequence[Segment]) -> None:
+        """Charge it, or refuse."""
+        if not self.fits(more):
+            after = self.used + curve(more, orders=self.orders.tolist())
+            order = float(self.orders[np.argmax(after - self.most)])
+            raise TacitError(f"that would exceed the budget at the order {order:g}")
+        self.used += curve(more, orders=self.orders.tolist())
+
+
+def best_order(epsilon: float, delta: float) -> float:
+    """The order at which normal noise has the most room under (epsilon, delta): of a budget with one order."""
+    return max(ORDERS, key=lambda order: allowed(order, epsilon, delta) / order)
+
+
+def _check(delta: float, group: int) -> None:
+    if not 0 < delta < 1:
+        raise TacitError(f"delta is above 0 and below 1, not {delta}")
+    if group < 1:
+        raise TacitError(f"a group has at least 1 triple, not {group}")

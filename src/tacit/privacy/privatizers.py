@@ -1,0 +1,295 @@
+"""What protects the triples of a training: which batches are drawn, how sums are clipped, where noise goes, its cost.
+
+A privatizer's fields are public configuration and never data. Every one of them is sound as `docs/privacy.md` says: the
+unit is a triple, or a group of triples up to a public bound, and neighbours have one unit more or less. The vocabulary
+is public.
+
+    marginals      noisy counts of (relation, role, entity), once; nothing is trained (the default)
+    dpsgd          S1: one joint clip of all rows a unit touches, noise on every row (Abadi et al. 2016)
+    frozen         S2: rows of few triples, by noisy degrees, stay as they are (DP-FEST, Ghazi et al. 2023)
+    adafest        S3: a step moves rows whose noisy count of touches is high (DP-AdaFEST, Ghazi et al. 2023)
+    confidential   DPKGE (Han et al. 2022), made sound: steps on confidential statements as dpsgd, others as they are
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from tacit.errors import BadValue
+from tacit.privacy.events import Event, Gaussian, Sampled, Segment, Spent, joined
+
+
+@dataclass(frozen=True)
+class Privatizer:
+    """Base of the ways to protect triples, and of not doing so."""
+
+    sound: ClassVar[bool] = False
+    """Whether an epsilon may be claimed."""
+    trains: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class NoPrivacy(Privatizer):
+    """Nothing is protected: rows tell of the triples they were trained on."""
+
+
+@dataclass(frozen=True)
+class Sound(Privatizer):
+    """What all sound ones have in common.
+
+    Attributes
+    ----------
+    epsilon, delta
+        What all that is released may cost; the noise is solved for it, unless `sigma` is given.
+    sigma
+        The noise of a step over the clip, or of the counts over their sensitivity.
+    clip
+        The largest norm of a unit's gradient.
+    relation_scale
+        What the relation's part of a gradient is multiplied by before it is clipped.
+    unit, group
+        What is protected: a triple, or a group of at most so many.
+    size
+        A public number of units; default: the true one, rounded to two digits. Rates and numbers of steps follow it.
+    prior_share
+        The share of the budget that goes to noisy counts, which are then added to every score.
+    prior_sigma
+        Their noise; default: solved.
+    noise
+        system: from the operating system, and never kept. seeded: a simulation, which protects nothing.
+    noise_falls, noise_every
+        A fixed schedule: every so many steps the noise is multiplied by this.
+    """
+
+    sound: ClassVar[bool] = True
+    epsilon: float | None = None
+    delta: float = 1e-5
+    sigma: float | None = None
+    clip: float = 1.0
+    relation_scale: float = 1.0
+    unit: Literal["triple", "group"] = "triple"
+    group: int = 1
+    size: int | None = None
+    prior_share: float = 0.0
+    prior_sigma: float | None = None
+    noise: Literal["system", "seeded"] = "system"
+    noise_falls: float = 1.0
+    noise_every: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "sigma", "clip", "relation_scale", "prior_sigma"):
+            if (value := getattr(self, name)) is not None and not (value > 0 and math.isfinite(value)):
+                raise BadValue(f"{name} is a number above 0, not {value}")
+        if not 0 < self.delta < 1:
+            raise BadValue(f"delta is above 0 and below 1, not {self.delta}")
+        if self.group < 1 or (self.size is not None and self.size < 1) or self.noise_every < 1:
+            raise BadValue("group, size and noise_every are at least 1")
+        if self.unit == "triple" and self.group != 1:
+            raise BadValue('a group is for privacy.unit = "group"')
+        if not 0 <= self.prior_share < 1:
+            raise BadValue(f"prior_share is at least 0 and below 1, not {self.prior_share}")
+        if self.prior_share and self.unit == "group":
+            raise BadValue("noisy counts are of triples: leave out prior_share, or protect triples")
+        if not 0 < self.noise_falls <= 1:
+            raise BadValue(f"noise_falls is above 0 and at most 1, not {self.noise_falls}")
+        if self.epsilon is None and self.sigma is None:
+            raise BadValue("say how much may be spent (privacy.epsilon), or which noise to take (privacy.sigma)")
+
+    # -- what it costs -------------------------------------------------------------------------------------------------
+
+    def shares(self) -> dict[str, float]:
+        """Fields of noise multipliers for what is released once before training, and their shares of the budget."""
+        return {"prior_sigma": self.prior_share} if self.prior_share else {}
+
+    def once(self) -> list[Segment]:
+        """What is released before training."""
+        found = [getattr(self, name) for name in self.shares()]
+        if any(sigma is None for sigma in found):
+            raise BadValue("the noise of this privatizer has not been solved for yet")
+        return [Segment(Gaussian(sigma)) for sigma in found]
+
+    def event(self, rate: float, sigma: float) -> Event:
+        """What one step releases."""
+        return Sampled(rate, (sigma,))
+
+    def private_steps(self, steps: int) -> int:
+        """How many of so many steps look at protected triples."""
+        return steps
+
+    def steps_of(self, batches: int) -> int:
+        """How many steps an epoch has that goes through so many batches of protected triples."""
+        return batches
+
+    def multiplier(self, step: int) -> float:
+        """The noise of a step, by the fixed schedule."""
+        assert self.sigma is not None
+        return self.sigma * self.noise_falls ** (step // self.noise_every)
+
+    def segments(self, rate: float, first: int, last: int) -> Spent:
+        """What steps first to last (not included) release, at a sampling rate."""
+        found, step = [], first
+        while step < last:
+            end = last if self.noise_falls == 1 else min(last, (step // self.noise_every + 1) * self.noise_every)
+            count = self.private_steps(end) - self.private_steps(step)
+            found.append(Segment(self.event(rate, self.multiplier(step)), count))
+            step = end
+        return joined(found)
+
+    def whole(self, rate: float, steps: int) -> Spent:
+        """All that a training of so many steps releases."""
+        return joined([*self.once(), *(self.segments(rate, 0, steps) if self.trains else ())])
+
+    def public_size(self, units: int) -> int:
+        """The number of units that rates and steps follow."""
+        return self.size if self.size is not None else rounded(units)
+
+    def solved(self, rates: Sequence[float], steps: Sequence[int], limits: Sequence[Sequence[float]] = ()) -> Sound:
+        """The same with all noise known: enough for every party. `limits`: what is left of a holding, by orders."""
+        from tacit.privacy.accountant import Target, noise_for
+
+        if self.epsilon is None:
+            if any(getattr(self, name) is None for name in self.shares()):
+                raise BadValue("without privacy.epsilon the noise of every release has to be given")
+            return self
+        target = Target(self.epsilon, self.delta, limits=tuple((a, b) for a, b in limits))
+        chosen = self
+        if missing := {name: share for name, share in self.shares().items() if getattr(self, name) is None}:
+            least = noise_for(target, lambda sigma: [Segment(Gaussian(sigma))])
+            found = {name: least / math.sqrt(share) for name, share in missing.items()}
+            chosen = replace(chosen, **found)  # type: ignore[arg-type]
+        if chosen.sigma is not None:
+            return chosen
+
+        def release(sigma: float, rate: float, many: int) -> Spent:
+            return replace(chosen, sigma=sigma).whole(rate, many)
+
+        needed = {
+            (rate, many): noise_for(target, lambda sigma, rate=rate, many=many: release(sigma, rate, many))  # type: ignore[misc]
+            for rate, many in set(zip(rates, steps, strict=True))
+        }
+        return replace(chosen, sigma=max(needed.values()))
+
+
+@dataclass(frozen=True)
+class Marginals(Sound):
+    """S4: how often each entity is head and tail of each relation, with noise, released once; nothing is trained.
+
+    One triple moves two counts by 1. The counts, smoothed, are the score: what every private embedding has to beat.
+    vectors: make rows of RESCAL of them instead, of the settings' dim.
+    """
+
+    trains: ClassVar[bool] = False
+    vectors: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior_share or self.unit == "group":
+            raise BadValue("noisy counts are all that is released, and their unit is the triple")
+
+    def shares(self) -> dict[str, float]:
+        return {"sigma": 1.0}
+
+
+@dataclass(frozen=True)
+class DPSGD(Sound):
+    """S1: a Poisson batch, one norm over all rows a unit touches in both tables, noise on every row of both."""
+
+
+@dataclass(frozen=True)
+class FrozenRows(Sound):
+    """S2: before training, noisy degrees decide which entity rows move at all; noise goes to those alone.
+
+    keep: the least noisy degree of a row that moves; default: where the signal of so many triples equals the noise.
+    """
+
+    degree_share: float = 0.02
+    degree_sigma: float | None = None
+    keep: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.degree_share < 1 or self.degree_share + self.prior_share >= 1:
+            raise BadValue("degree_share is above 0, and leaves something for the steps")
+        if self.unit == "group":
+            raise BadValue("degrees are of triples: use dpsgd for groups")
+
+    def shares(self) -> dict[str, float]:
+        return super().shares() | {"degree_sigma": self.degree_share}
+
+    def threshold(self, dim: int, rate: float, steps: int) -> float:
+        """The least noisy degree of a row that is worth its noise."""
+        assert self.sigma is not None
+        return self.keep if self.keep is not None else math.sqrt(2 * dim) * self.sigma / (math.sqrt(steps) * rate)
+
+
+@dataclass(frozen=True)
+class AdaFEST(Sound):
+    """S3: of each batch a noisy count of touches is released too, and only rows above a threshold move.
+
+    select_share: of 1 / sigma**2, for the counts. threshold: in deviations of their noise. It makes uploads small; it
+    does not make them better (`docs/privacy.md`).
+    """
+
+    select_share: float = 0.1
+    threshold: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.select_share < 1:
+            raise BadValue(f"select_share is above 0 and below 1, not {self.select_share}")
+        if self.unit == "group":
+            raise BadValue("touches are counted by triples: use dpsgd for groups")
+
+    def apart(self, sigma: float) -> tuple[float, float]:
+        """The multipliers of the counts' and the sums' noise, which together cost as much as one `sigma`."""
+        return sigma / math.sqrt(self.select_share), sigma / math.sqrt(1 - self.select_share)
+
+    def event(self, rate: float, sigma: float) -> Event:
+        return Sampled(rate, self.apart(sigma))
+
+
+@dataclass(frozen=True)
+class Confidential(Sound):
+    """DPKGE: statements that are marked confidential train by noisy steps, unrestricted ones by plain ones.
+
+    public_ratio: plain steps for each noisy one, in an order that follows nothing but their number. Only confidential
+    triples are protected; unrestricted ones are public.
+    """
+
+    public_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.public_ratio >= 0 and math.isfinite(self.public_ratio)):
+            raise BadValue(f"public_ratio is at least 0, not {self.public_ratio}")
+
+    def private_steps(self, steps: int) -> int:
+        return math.ceil(steps / (1 + self.public_ratio))
+
+    def steps_of(self, batches: int) -> int:
+        return math.ceil(batches * (1 + self.public_ratio))
+
+    def is_private(self, step: int) -> bool:
+        """Whether a step is one on confidential triples."""
+        return self.private_steps(step + 1) > self.private_steps(step)
+
+
+def rounded(units: int) -> int:
+    """To two digits, at least 1."""
+    digits = max(0, len(str(max(units, 1))) - 2)
+    return max(1, int(round(units / 10**digits) * 10**digits))
+
+
+PRIVATIZERS: dict[str, type[Privatizer]] = {
+    "none": NoPrivacy,
+    "marginals": Marginals,
+    "dpsgd": DPSGD,
+    "frozen": FrozenRows,
+    "adafest": AdaFEST,
+    "confidential": Confidential,
+}
+DEFAULT = "marginals"
+"""What an epsilon without a name means: none of the others is known to be better at the same epsilon."""

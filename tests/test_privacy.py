@@ -1,0 +1,414 @@
+"""Private training: what the behavioural tests of the design ask for, and the step audit of every privatizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tacit.clinic import clinic
+from tacit.cohort import SecretNoise
+from tacit.errors import BadInput, BadValue, TacitError
+from tacit.graph import Graph
+from tacit.kernels.contract import Clipped, Gradients
+from tacit.parties import pool
+from tacit.privacy.audit import audit_step
+from tacit.privacy.marginals import Marginals as Counts
+from tacit.privacy.plan import releases, solved, statement
+from tacit.privacy.privatizers import (
+    DPSGD,
+    PRIVATIZERS,
+    AdaFEST,
+    Confidential,
+    FrozenRows,
+    Marginals,
+    NoPrivacy,
+    rounded,
+)
+from tacit.privacy.steps import PrivateSteps, content
+from tacit.run import Run, train
+from tacit.settings import Settings, combine
+from tacit.training import Fit
+
+GRAPH = clinic("small")[0]
+BASE = {"scorer": {"dim": 4}, "training": {"batch": 64, "epochs": 2}, "negatives": {"count": 8}}
+AUDITED = {
+    "dpsgd": DPSGD(sigma=1.0),
+    "frozen": FrozenRows(sigma=1.0, degree_sigma=2.0, keep=0.5),
+    "adafest": AdaFEST(sigma=1.0),
+    "confidential": Confidential(sigma=1.0),
+    "marginals": Marginals(sigma=1.0),
+}
+
+
+def fit_of(graph=GRAPH, name="dpsgd", sigma=1.0, parties=1, **changes):
+    privacy = {"name": name, "sigma": sigma, "noise": "seeded"} | changes.pop("privacy", {})
+    wanted = Settings.make(combine(BASE, {"privacy": privacy}, changes))
+    return Fit(wanted, [graph] * parties, device="cpu")
+
+
+def without(graph: Graph, row: int) -> Graph:
+    """The same graph with one training triple less, over the same names."""
+    from tacit.graph import Split
+
+    kept = np.delete(graph.train.triples, row, axis=0)
+    marks = graph.train.confidential
+    return replace(graph, train=Split(kept, None if marks is None else np.delete(marks, row), None))
+
+
+# -- the behavioural tests of the design -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+def test_a_step_leaves_no_row_as_it_was(optimizer):
+    fit = fit_of(optimizer={"name": optimizer})
+    before = fit.cohort.tables.like(torch.clone)
+    fit.private.step(np.ones(1, bool))
+    for name, tensor in fit.cohort.tables.tensors().items():
+        assert (tensor != before.tensors()[name]).any(1).all(), name
+
+
+@pytest.mark.parametrize("sides", ["tails", "random", "alternate", "both"])
+@pytest.mark.parametrize("negatives", ["pool", "independent", "random-triples"])
+@settings(max_examples=8, deadline=None)
+@given(row=st.integers(0, len(GRAPH.train) - 1), step=st.integers(0, 5))
+def test_a_triple_less_changes_no_other_triples_gradient(sides, negatives, row, step):
+    def gradients(graph):
+        fit = fit_of(graph, negatives={"name": negatives, "sides": sides})
+        fit.cohort.steps += step
+        private, rows = fit.private, torch.arange(len(graph.train))
+        party = torch.zeros_like(rows)
+        made = fit.examples.step(rows, party, private._slots(rows, party), fit.cohort.steps).chunk
+        triples = [tuple(t) for t in graph.train.triples.tolist()]
+        sides_of = made.asks_head.reshape(-1, len(triples)).T.tolist()
+        drawn = made.negatives if made.negatives is not None else made.triples
+        drawn = None if drawn is None else drawn.reshape(-1, len(triples), *drawn.shape[1:]).transpose(0, 1).tolist()
+        return {t: (sides_of[i], None if drawn is None else drawn[i]) for i, t in enumerate(triples)}, made.pool
+
+    whole, pool_whole = gradients(GRAPH)
+    less, pool_less = gradients(without(GRAPH, row))
+    for triple, found in less.items():
+        assert whole[triple] == found
+    assert len(whole) == len(less) + 1
+    assert (pool_whole is None) == (pool_less is None)
+    if pool_whole is not None:
+        assert torch.equal(pool_whole, pool_less)
+
+
+def test_an_empty_batch_is_noised_and_counted():
+    fit = fit_of(training={"batch": 1}, privacy={"size": 10**9})
+    before = fit.cohort.tables.entity.clone()
+    _, count = fit.private.step(np.ones(1, bool))
+    assert int(count.sum()) == 0
+    assert (fit.cohort.tables.entity != before).any(1).all()
+    assert int(fit.cohort.steps[0]) == 1
+
+
+@pytest.mark.slow
+def test_batches_are_poisson_samples():
+    fit = fit_of(training={"batch": 40})
+    units, rate = len(GRAPH.train), fit.private.rates[0]
+    sizes = []
+    for step in range(10_000):
+        drawn = fit.private.units.drawn(
+            fit.private.secret, torch.tensor([step]), fit.private.bounds, torch.ones(1, dtype=torch.bool)
+        )
+        sizes.append(len(drawn))
+    low, high = int(stats.binom.ppf(0.02, units, rate)), int(stats.binom.ppf(0.98, units, rate))
+    edges = np.unique(np.linspace(low, high, 12).astype(int))
+    seen = np.histogram(sizes, [-1, *edges, units + 1])[0]
+    chance = np.diff([0, *stats.binom.cdf(edges - 1, units, rate), 1])
+    assert stats.chisquare(seen, chance * len(sizes)).pvalue > 1e-4
+
+
+def test_units_of_all_parties_are_drawn_as_each_alone():
+    graphs = [GRAPH, without(GRAPH, 3), GRAPH]
+    wanted = Settings.make(combine(BASE, {"privacy": {"name": "dpsgd", "sigma": 1.0, "noise": "seeded"}}))
+    together = Fit(wanted, graphs, device="cpu")
+    for party, graph in enumerate(graphs):
+        alone = Fit(wanted, [graph], numbers=[party], device="cpu")
+        for fit, which in ((together, party), (alone, 0)):
+            active = np.zeros(len(fit.graphs), bool)
+            active[which] = True
+            for _ in range(3):
+                fit.private.step(active)
+        ours, theirs = (f.cohort.tables.party(f.layout, p) for f, p in ((together, party), (alone, 0)))
+        assert torch.allclose(ours.entity, theirs.entity, atol=1e-6)
+        assert torch.allclose(ours.relation, theirs.relation, atol=1e-6)
+
+
+def test_only_sound_ones_have_an_epsilon():
+    for kind in PRIVATIZERS.values():
+        assert kind.sound == (kind is not NoPrivacy)
+    run = train(GRAPH, dim=4, epochs=1)
+    assert run.epsilon is None
+    assert run.claim["guarantee"] == "none"
+
+
+# -- against slow versions ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_a_step_is_the_sum_of_clipped_gradients_plus_noise(data):
+    """Unit by unit, by dense gradients of the reference, for every kind of unit."""
+    clip, scale = data.draw(st.floats(0.01, 2.0)), data.draw(st.sampled_from([1.0, 0.5, 3.0]))
+    name = data.draw(st.sampled_from(["transe", "distmult", "complex", "rotate"]))
+    fit = fit_of(scorer={"name": name}, privacy={"clip": clip, "relation_scale": scale},
+                 optimizer={"name": "sgd", "learning_rate": 1.0}, training={"batch": 30})  # fmt: skip
+    before = fit.cohort.tables.like(torch.clone)
+    units = fit.private.units
+    rows, _ = units.chosen(
+        units.drawn(fit.private.secret, fit.cohort.steps, fit.private.bounds, torch.ones(1, dtype=torch.bool))
+    )
+    party = torch.zeros_like(rows)
+    chunk = fit.examples.step(rows, party, fit.private._slots(rows, party), fit.cohort.steps).chunk
+    total = before.like(torch.zeros_like)
+    for i in range(len(rows)):
+        one = Gradients(before.like(torch.zeros_like))
+        fit.kernel.others.accumulate(before, chunk.select(torch.tensor([i])), Clipped(torch.tensor([1e9])), one)
+        norm = (one.tables.entity.norm() ** 2 + (scale * one.tables.relation).norm() ** 2) ** 0.5
+        factor = min(1.0, clip / float(norm)) if float(norm) else 1.0
+        total.entity.add_(factor * one.tables.entity)
+        total.relation.add_(factor * scale * one.tables.relation)
+    noise = Gradients(before.like(torch.zeros_like))
+    SecretNoise(fit.private.secret, torch.tensor([clip])).add(noise, fit.layout, fit.cohort.steps, torch.ones(1).bool())
+    fit.private.step(np.ones(1, bool))
+    wanted_entity = before.entity - (total.entity + noise.tables.entity) / fit.private.batch[0]
+    wanted_relation = before.relation - (total.relation + noise.tables.relation) / scale / fit.private.batch[0]
+    assert torch.allclose(fit.cohort.tables.entity, wanted_entity, atol=1e-5)
+    assert torch.allclose(fit.cohort.tables.relation, wanted_relation, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 10**7))
+def test_public_sizes_are_round(units):
+    size = rounded(units)
+    assert abs(size - units) <= 0.05 * units + 0.5
+    assert size < 100 or set(str(size)[2:]) <= {"0"}
+
+
+def test_content_follows_the_triple_alone():
+    triples = GRAPH.train.triples
+    mixed = np.random.default_rng(0).permutation(len(triples))
+    assert np.array_equal(content(triples, 3, 1)[mixed], content(triples[mixed], 3, 1))
+    there = content(torch.from_numpy(triples.astype(np.int64)), 3, torch.ones(len(triples), dtype=torch.int64))
+    assert np.array_equal(there.numpy(), content(triples, 3, 1))
+    assert len(np.unique(content(triples, 3, 1))) > 0.9 * len(triples)
+
+
+def test_groups_are_drawn_and_clipped_as_one():
+    group = np.arange(len(GRAPH.train)) // 4
+    from tacit.graph import Split
+
+    graph = replace(GRAPH, train=Split(GRAPH.train.triples, None, group.astype(np.int32)))
+    fit = fit_of(graph, privacy={"unit": "group", "group": 3})
+    units = fit.private.units
+    assert len(units.owner) == len(np.unique(group))
+    which = torch.tensor([0, 2])
+    rows, unit = units.chosen(which)
+    assert np.bincount(unit.numpy()).tolist() == [3, 3]
+    assert set(group[rows.numpy()]) == {0, 2}
+    fit.private.step(np.ones(1, bool))
+    with pytest.raises(TacitError, match="no groups"):
+        fit_of(privacy={"unit": "group", "group": 3})
+
+
+# -- the audit ---------------------------------------------------------------------------------------------------------
+
+
+class TouchedRowsOnly(PrivateSteps):
+    """DPKGE as published: noise only where the batch has been."""
+
+    def _finish(self, active, rows):
+        kept = torch.zeros(len(self.cohort.tables.entity), dtype=torch.bool)
+        kept[self.examples.triples[rows][:, [0, 2]].reshape(-1)] = True
+        noise = SecretNoise(self.secret, self.privatizer.sigma * self.clip, kept)
+        self.cohort.finish(self.divisor, active, noise=noise)
+
+
+class ClippedApart(PrivateSteps):
+    """Positives and negatives each clipped by themselves."""
+
+    def _add(self, rows, unit, rule, loss, count):
+        for part in ("positive", "negative"):
+            super()._add(rows, unit, replace(rule, part=part), loss, count)
+
+
+class Relations(SecretNoise):
+    def add(self, gradients, layout, steps, active):
+        kept = gradients.tables.relation.clone()
+        super().add(gradients, layout, steps, active)
+        gradients.tables.relation.copy_(kept)
+
+
+class RelationsWithoutNoise(PrivateSteps):
+    def _finish(self, active, rows):
+        noise = Relations(self.secret, self.privatizer.sigma * self.clip)
+        self.cohort.finish(self.divisor, active, noise=noise)
+
+
+class Same(SecretNoise):
+    def add(self, gradients, layout, steps, active):
+        super().add(gradients, layout, steps * 0, active)
+
+
+class NoiseReused(PrivateSteps):
+    def _finish(self, active, rows):
+        self.cohort.finish(self.divisor, active, noise=Same(self.secret, self.privatizer.sigma * self.clip))
+
+
+class TrueSizes(PrivateSteps):
+    """Divides by how many triples there were."""
+
+    def _finish(self, active, rows):
+        starts = torch.from_numpy(self.examples.start[1:])
+        many = torch.bincount(torch.searchsorted(starts, rows, right=True), minlength=len(self.graphs)).clamp(min=1)
+        self.divisor = many.float()
+        super()._finish(active, rows)
+
+
+def test_every_sound_privatizer_is_audited():
+    assert set(AUDITED) == {name for name, kind in PRIVATIZERS.items() if kind.sound}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AUDITED)
+def test_the_step_audit_holds(name):
+    found = audit_step(AUDITED[name], runs=2_000)
+    assert not found.violated, found
+    assert found.lower_bound > 0.1, found  # the adversary is not blind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flaw", [TouchedRowsOnly, ClippedApart, RelationsWithoutNoise, NoiseReused, TrueSizes])
+def test_planted_flaws_are_caught(flaw):
+    found = audit_step(DPSGD(sigma=2.0), runs=4_000, kind=flaw)
+    assert found.violated, found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", AUDITED)
+def test_the_step_audit_holds_with_many_runs(name):
+    found = audit_step(AUDITED[name], runs=40_000)
+    assert not found.violated, found
+
+
+# -- S4 ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(row=st.integers(0, len(GRAPH.train) - 1))
+def test_a_triple_moves_two_counts_by_one(row):
+    whole, less = (Counts.release(graph, 1.0, None) for graph in (GRAPH, without(GRAPH, row)))
+    change = torch.cat([(whole.tails - less.tails).reshape(-1), (whole.heads - less.heads).reshape(-1)])
+    assert float(change.norm()) == pytest.approx(2**0.5)
+    assert int((change != 0).sum()) == 2
+
+
+def test_counts_as_vectors_score_as_the_counts_do():
+    counts = Counts.release(GRAPH, 1.0, None)
+    from tacit.models.bilinear import RESCAL
+    from tacit.models.model import Model
+
+    rank = 2 * len(GRAPH.relations) + 1
+    model = Model(RESCAL(), counts.vectors(rank))
+    h, r, t = torch.from_numpy(GRAPH.train.triples[:200].astype(np.int64)).unbind(1)
+    wanted = counts.prior().of(h, r, t)
+    assert torch.allclose(model.score(h, r, t), wanted, atol=1e-3)
+
+
+def test_the_noise_of_counts_is_what_it_costs():
+    from tacit.draws import Secret
+
+    noisy = Counts.release(GRAPH, 3.0, Secret.simulation(5))
+    plain = Counts.release(GRAPH, 3.0, None)
+    for side in ("tails", "heads"):
+        noise = (getattr(noisy, side) - getattr(plain, side)).reshape(-1)
+        assert float(noise.std()) == pytest.approx(3.0 * 2**0.5, rel=0.05)
+    assert noisy.deviation == pytest.approx(3.0 * 2**0.5)
+    assert not torch.equal(noisy.tails - plain.tails, noisy.heads - plain.heads)
+
+
+# -- settings, runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"negatives": {"name": "independent", "filtered": True}}, "filtered"),
+        ({"negatives": {"scope": "own"}}, "own entities"),
+        ({"negatives": {"sides": "bernoulli"}}, "bernoulli"),
+        ({"training": {"subsampling": True}}, "subsampling"),
+        ({"optimizer": {"name": "sparse-adam"}}, "rows it moves"),
+        ({"scorer": {"name": "transm"}}, "statistics"),
+        ({"loss": {"name": "k-vs-all"}, "negatives": {"name": "all"}}, "k-vs-all"),
+    ],
+)
+def test_what_would_tell_of_other_triples_is_refused(changes, reason):
+    with pytest.raises(BadInput, match=reason):
+        Settings.make(combine({"privacy": {"name": "dpsgd", "epsilon": 4.0}}, changes))
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"name": "dpsgd"}, {"epsilon": 0.0}, {"epsilon": 1.0, "delta": 0.0}, {"epsilon": 1.0, "clip": -1.0},
+     {"epsilon": 1.0, "name": "dpsgd", "unit": "group", "prior_share": 0.5}, {"epsilon": 1.0, "group": 3}],
+)  # fmt: skip
+def test_wrong_settings_are_refused(privacy):
+    with pytest.raises((BadInput, BadValue)):
+        Settings.make({"privacy": privacy})
+
+
+@pytest.mark.parametrize("name", [name for name, kind in PRIVATIZERS.items() if kind.sound])
+def test_what_is_claimed_is_what_was_asked_for(name):
+    graph = replace(GRAPH, train=replace(GRAPH.train, confidential=np.arange(len(GRAPH.train)) % 2 == 0))
+    wanted = Settings.make(combine(BASE, {"privacy": {"name": name, "epsilon": 3.0, "noise": "seeded"}}))
+    settings_ = solved(wanted, [graph])
+    claim = statement(settings_, releases(settings_, [graph]))
+    assert claim["epsilon"] is None  # a simulation claims nothing
+    assert 2.9 < claim["simulated_epsilon"] <= 3.0
+    open_ = replace(settings_, privacy=replace(settings_.privacy, noise="system"))
+    assert statement(open_, releases(open_, [graph]))["epsilon"] == claim["simulated_epsilon"]
+
+
+def test_a_private_run_keeps_its_last_rows_and_shares_them(tmp_path):
+    run = train(pool(clinic("small")), out=tmp_path / "run", settings=BASE, privacy="dpsgd", epsilon=8.0)
+    assert run.epsilon is not None
+    assert 0 < run.epsilon <= 8
+    assert run.best_epoch == 2
+    assert (tmp_path / "run" / "shareable" / "model.safetensors").is_file()
+    again = Run.open(tmp_path / "run")
+    assert again.epsilon == run.epsilon
+    assert torch.equal(again.model.tables.entity, run.model.tables.entity)
+
+
+def test_what_was_interrupted_costs_more(tmp_path):
+    from tacit.run import create, note_start
+
+    wanted = Settings.make(combine(BASE, {"privacy": {"name": "dpsgd", "epsilon": 8.0}}))
+    run = create(GRAPH, wanted, tmp_path / "run")
+    before = run.epsilon
+    note_start(run.path, 0)
+    assert run.epsilon == before
+    note_start(run.path, 1)
+    assert run.epsilon > before
+
+
+def test_two_trainings_have_two_keys():
+    fits = [fit_of(privacy={"noise": "system"}) for _ in range(2)]
+    assert fits[0].private.secret.key != fits[1].private.secret.key
+    assert "key" not in repr(fits[0].private.secret)
+    assert not any("key" in name or "secret" in name for name in fits[0].state())
+
+
+def test_counts_are_released_once(tmp_path):
+    run = train(GRAPH, out=tmp_path / "run", settings=BASE, epsilon=2.0)
+    again = Run.open(tmp_path / "run")
+    assert torch.equal(again._counts().tails, run._counts().tails)
+    assert torch.equal(again.model.prior.tails, run.model.prior.tails)
