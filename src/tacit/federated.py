@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -37,8 +38,12 @@ from tacit.graph import SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
+from tacit.models.tables import Prior
 from tacit.parties import Parties
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment
+from tacit.privacy.events import joined
+from tacit.privacy.plan import again, releases, solved, statement
+from tacit.privacy.privatizers import Sound
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note_start, read_starts
 from tacit.settings import Settings, checked_section, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -153,7 +158,7 @@ class Together:
         given = self.star.give(range(len(fit.graphs)))
         found = fit.evaluate("valid", best=False)
         whole = weighted(found)
-        if whole.count and not whole.mrr > self.best_mrr:
+        if fit.private is None and whole.count and not whole.mrr > self.best_mrr:
             self.waited += 1
             self.finished = self.waited >= fit.settings.evaluation.patience
         else:
@@ -203,6 +208,7 @@ class FederatedRun:
         self.best_round: int | list[int] = 0
         self._tables: Tables | None = None
         self._transcript: Transcript | None = None
+        self._made: Setup | None = None
 
     @property
     def transcript(self) -> Transcript:
@@ -228,7 +234,10 @@ class FederatedRun:
         if self.path is not None and self.finished:
             raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
         self._transcript = None
-        together = RECIPES[self.recipe](self._setup())
+        setup = self._setup()
+        if isinstance(self.settings.privacy, Sound) and not self.settings.privacy.trains:
+            return self._end_with(setup.zero_tables(self.recipe), 0)
+        together = RECIPES[self.recipe](setup)
         if self.path is None:
             together.run(on_event)
             return self._end(together)
@@ -244,6 +253,8 @@ class FederatedRun:
 
         with self._kept.training(together, resumed) as (files, save):
             LOG.info("the federation begins, or goes on, with %d messages", begun)
+            if isinstance(self.settings.privacy, Sound):
+                note_start(self.path, together.rounds * self.federation.local_epochs)
 
             def told(event: Event) -> None:
                 if event["event"] != "kernels":
@@ -272,8 +283,10 @@ class FederatedRun:
 
     def _end(self, together: Together) -> FederatedRun:
         fit, alone = together.fit, together.star is None
-        self._tables = fit.best
-        self.best_round = fit.best_epoch.tolist() if alone else together.best_round
+        return self._end_with(fit.best, fit.best_epoch.tolist() if alone else together.best_round)
+
+    def _end_with(self, tables: Tables, best_round: int | list[int]) -> FederatedRun:
+        self._tables, self.best_round = tables, best_round
         splits: tuple[SplitName, ...] = ("valid", "test")
         for split in splits:
             found = [evaluated(self.model(i), graph, split, self.settings) for i, graph in enumerate(self.parties)]
@@ -283,9 +296,37 @@ class FederatedRun:
             private = self.path / PRIVATE
             lines = "".join(f"{line}\n" for line in self.transcript.lines(hashes=False))
             write_whole(self.path / SHAREABLE / "transcript.jsonl", lines.encode(), mode=0o644)
+            if isinstance(self.settings.privacy, Sound):
+                told = read_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", {})
+                learns = {"the_server_learns_of_each_party": told["the_server_learns_of_each_party"]}
+                write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", self.claim | learns)
             write_json(private / "metrics.json", "tacit.metrics/1", self.results())
-            save_tensors(private / "model.safetensors", fit.best.tensors(), self._origin("tacit.model/1"))
+            save_tensors(private / "model.safetensors", tables.tensors(), self._origin("tacit.model/1"))
         return self
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What is guaranteed to every party's triples: computed from what is released."""
+        if not isinstance(self.settings.privacy, Sound):
+            return NOT_PRIVATE
+        graphs, epochs = self._setup().graphs(self.recipe), self.federation.rounds * self.federation.local_epochs
+        starts = [] if self.path is None else read_starts(self.path)
+        every = self.settings.evaluation.every * self.federation.local_epochs
+        spent = [
+            joined([*first, *more])
+            for first, more in zip(
+                releases(self.settings, graphs, epochs=epochs),
+                again(self.settings, graphs, starts, every, epochs=epochs),
+                strict=True,
+            )
+        ]
+        return statement(self.settings, spent, holders=most_holders(self.parties))
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the guarantee; None: there is none."""
+        found = self.claim["epsilon"]
+        return None if found is None else float(found)
 
     def results(self) -> dict[str, Any]:
         """What was measured, as JSON has it."""
@@ -300,7 +341,7 @@ class FederatedRun:
             "ranking": {"sides": evaluation.sides, "ties": evaluation.ties, "filtered": True},
             "best_round": self.best_round,
             "communication": self.communication(),
-            "epsilon": None,
+            "epsilon": self.epsilon,
         }
 
     # -- what came of it -----------------------------------------------------------------------------------------------
@@ -319,8 +360,12 @@ class FederatedRun:
         twice = 2 if self.settings.training.reciprocal else 1
         layout = Layout(tuple(len(g.entities) for g in graphs), tuple(twice * len(g.relations) for g in graphs))
         whole = len(graphs) == 1
-        tables = self._tables.party(layout, 0 if whole else party)
-        model = Model(self.settings.scorer, tables, None, self.settings.training.reciprocal)
+        place = 0 if whole else party
+        tables, prior = self._tables.party(layout, place), self._setup().prior(self.recipe)
+        if prior is not None:
+            rows, columns = layout.rows("relation", place), layout.entities[place]
+            prior = Prior(prior.tails[rows, :columns], prior.heads[rows, :columns])
+        model = Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
         return model.seen_by(graphs[0], self.parties[party]) if whole else model
 
     def of_party(self, name: str) -> Run:
@@ -334,7 +379,10 @@ class FederatedRun:
     def _setup(self) -> Setup:
         from tacit.recipes import Setup
 
-        return Setup(self.parties, self.settings, self.federation, self.transcript)
+        if self._made is None or self._made.transcript is not self.transcript:
+            where = None if self.path is None else self.path / PRIVATE / "counts.safetensors"
+            self._made = Setup(self.parties, self.settings, self.federation, self.transcript, where)
+        return self._made
 
     def communication(self) -> dict[str, Any]:
         """Bytes by party and direction, and in all."""
@@ -395,7 +443,8 @@ class FederatedRun:
         recipe: str, parties: Parties, settings: Settings, federation: Federation, path: Path, *, force: bool = False
     ) -> FederatedRun:
         """A folder that is ready to train: whole, or not there."""
-        run = FederatedRun(recipe, parties, settings, federation)
+        run = FederatedRun(recipe, parties, with_noise(recipe, parties, settings, federation), federation)
+        settings = run.settings
         chosen_device(settings.training.device)
         discloses = run._setup().check(recipe)
         with _held(path, force), new_folder(path, CONFIG, force=force) as folder:
@@ -413,7 +462,8 @@ class FederatedRun:
             named = zip(parties.names, parties, strict=True)
             about["graphs"] = {name: environment(graph)["graph"] for name, graph in named}
             write_json(folder / "environment.json", "tacit.environment/1", about)
-            told = NOT_PRIVATE | {"the_server_learns_of_each_party": discloses}
+            told = PROMISED if settings.privacy.sound else NOT_PRIVATE
+            told = told | {"the_server_learns_of_each_party": discloses}
             write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", told)
             seal(folder, CONFIG, SCHEMA, {"recipe": recipe, "parties": list(parties.names), "settings": settings.json(),
                                           "federation": asdict(federation), "origin": dict(parties.origin),
@@ -447,6 +497,33 @@ class FederatedRun:
             except (TypeError, LookupError):
                 raise BadInput(f"{where}: does not hold what a run measures: the file is damaged.") from None
         return run
+
+
+PROMISED: dict[str, Any] = {
+    "guarantee": "none yet",
+    "epsilon": None,
+    "why": "Training is not finished: what it releases is told when it is.",
+    "releases": [],
+}
+
+
+def with_noise(recipe: str, parties: Parties, settings: Settings, federation: Federation) -> Settings:
+    """The settings with all noise known, enough for every party."""
+    if not settings.privacy.sound:
+        return settings
+    from tacit.recipes import Setup
+
+    setup = Setup(parties, settings, federation, Transcript())
+    setup.check(recipe)
+    return solved(settings, setup.graphs(recipe), epochs=federation.rounds * federation.local_epochs)
+
+
+def most_holders(parties: Parties) -> int:
+    """How many parties hold the same training triple, at most."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for graph in parties:
+        seen.update(set(graph.named("train")))
+    return max(seen.values(), default=1)
 
 
 def is_federation(path: Path) -> bool:
@@ -507,7 +584,7 @@ def federate(
     wanted, chosen = split_settings(combine(dict(settings or {}), _sections(flags)))
     check_recipe(recipe)
     if out is None:
-        run = FederatedRun(recipe, parties, wanted, chosen)
+        run = FederatedRun(recipe, parties, with_noise(recipe, parties, wanted, chosen), chosen)
         run._setup().check(recipe)
         return run.train(on_event)
     return FederatedRun.create(recipe, parties, wanted, chosen, Path(out), force=force).train(on_event)

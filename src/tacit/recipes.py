@@ -4,6 +4,9 @@ local      each party alone: what it can do without the others
 central    all triples in one place: what no one may do, and what federation is to come near
 fede       entity rows are shared and averaged (Chen et al. 2021)
 fedr       relation rows are shared and averaged; entities never leave (Zhang et al. 2022)
+
+private_fede, private_fedr   the same, of parties whose every step is private
+dpkge      each party alone, confidential statements by private steps, others by plain ones (Han et al. 2022)
 """
 
 from __future__ import annotations
@@ -11,17 +14,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from tacit.draws import Secret
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.federated import Federation, Together
 from tacit.federation.aggregation import Part
-from tacit.federation.star import FEW_SHARED, Star
+from tacit.federation.star import FEW_SHARED, InProcess, Star
 from tacit.federation.transcript import Transcript
 from tacit.graph import Graph
+from tacit.models import Prior, Tables
 from tacit.negatives import PublicPairs
 from tacit.parties import Parties, pool
+from tacit.privacy.privatizers import Sound
+from tacit.privacy.shared import own_counts, shared_counts, stacked
 from tacit.settings import Settings
+from tacit.tensors import load_tensors, save_tensors
 from tacit.training import Fit
 
 LOG = logging.getLogger(__name__)
@@ -35,6 +44,9 @@ class Setup:
     settings: Settings
     federation: Federation
     transcript: Transcript
+    counts: Path | None = None
+    """Where the parties' noisy counts are kept, if they release any: once."""
+    _prior: Prior | None = None
 
     def graphs(self, recipe: str) -> tuple[Graph, ...]:
         """What a recipe trains on."""
@@ -60,14 +72,50 @@ class Setup:
             known = set(pool(self.parties).entities)
             if any(not known.issuperset(graph.entities) for graph in self.parties):
                 raise TacitError("a party has names that none of its triples has: they cannot be pooled")
+        if settings.privacy.sound and recipe == "central":
+            raise TacitError("pooled triples are seen by whoever pools them: privacy is for parties that keep theirs")
+        if recipe in NEEDS_PRIVACY and not settings.privacy.sound:
+            raise TacitError(f"the recipe {recipe} needs privacy.epsilon")
         if part is None:
             return "all of its triples" if recipe == "central" else "nothing"
         how = self.federation.how()
+        if settings.privacy.sound and how.needs_counts:
+            raise TacitError('exact counts of triples are not private: set federation.aggregation = "mean"')
         how.check(settings.scorer, part)
         return f"its {part} names; {how.discloses()}"
 
     def fit(self, recipe: str) -> Fit:
-        return Fit(self.settings, self.graphs(recipe))
+        return Fit(self.settings, self.graphs(recipe), prior=self.prior(recipe))
+
+    def prior(self, recipe: str) -> Prior | None:
+        """What the parties' noisy counts add to every score: released once, and kept; a federation shares the sum."""
+        privacy = self.settings.privacy
+        if not isinstance(privacy, Sound) or (privacy.trains and not privacy.prior_share):
+            return None
+        if self._prior is None:
+            if self.counts is not None and self.counts.is_file():
+                tensors, _ = load_tensors(self.counts)
+                made = Prior(tensors["tails"], tensors["heads"])
+            else:
+                sigma = privacy.prior_sigma if privacy.trains else privacy.sigma
+                assert sigma is not None
+                secret = Secret.simulation(self.settings.seed) if privacy.noise == "seeded" else Secret.fresh()
+                graphs = self.graphs(recipe)
+                if recipe in SHARED:
+                    found = shared_counts(graphs, sigma, secret, InProcess(self.transcript))
+                else:
+                    found = own_counts(graphs, sigma, secret)
+                made = stacked(found, self.settings.training.reciprocal)
+                if self.counts is not None:
+                    save_tensors(self.counts, {"tails": made.tails, "heads": made.heads}, {"schema": "tacit.counts/1"})
+            object.__setattr__(self, "_prior", made)
+        return self._prior
+
+    def zero_tables(self, recipe: str) -> Tables:
+        """Rows that say nothing, where noisy counts are all there is."""
+        graphs, twice = self.graphs(recipe), 2 if self.settings.training.reciprocal else 1
+        entities, relations = sum(len(g.entities) for g in graphs), sum(twice * len(g.relations) for g in graphs)
+        return Tables.empty(self.settings.scorer, entities, relations)
 
     def star(self, recipe: str) -> Together:
         """The parties around a server."""
@@ -102,6 +150,35 @@ def fedr(setup: Setup) -> Together:
     return setup.star("fedr")
 
 
-SHARED: dict[str, Part] = {"fede": "entity", "fedr": "relation"}
+def private_fede(setup: Setup) -> Together:
+    """FedE of parties whose every step is private: what leaves costs what the statement says."""
+    return setup.star("private_fede")
+
+
+def private_fedr(setup: Setup) -> Together:
+    """FedR of the same: entity rows stay, and are trained by private steps all the same."""
+    return setup.star("private_fedr")
+
+
+def dpkge(setup: Setup) -> Together:
+    """Each party alone, with confidential and unrestricted statements: rows that may be published (Han et al. 2022)."""
+    return Together(setup.fit("dpkge"), setup.federation)
+
+
+SHARED: dict[str, Part] = {
+    "fede": "entity",
+    "fedr": "relation",
+    "private_fede": "entity",
+    "private_fedr": "relation",
+}
 """What a recipe shares by a server."""
-RECIPES: dict[str, Callable[[Setup], Together]] = {"local": local, "central": central, "fede": fede, "fedr": fedr}
+NEEDS_PRIVACY = {"private_fede", "private_fedr", "dpkge"}
+RECIPES: dict[str, Callable[[Setup], Together]] = {
+    "local": local,
+    "central": central,
+    "fede": fede,
+    "fedr": fedr,
+    "private_fede": private_fede,
+    "private_fedr": private_fedr,
+    "dpkge": dpkge,
+}

@@ -17,7 +17,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.negatives import PublicPairs
 from tacit.prediction import Format, Prediction, export, predict
-from tacit.privacy.events import Spent, joined
+from tacit.privacy.events import Spent, joined, less
 from tacit.privacy.marginals import Marginals
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
@@ -53,8 +53,8 @@ CONFIG, SHAREABLE = "config.json", "shareable"
 class Run:
     """A training, finished or not: its settings, graph, model and metrics. Kept in memory, or in a folder."""
 
-    def __init__(self, settings: Settings, graph: Graph, path: Path | None = None):
-        self.settings, self.graph, self.path = settings, graph, path
+    def __init__(self, settings: Settings, graph: Graph, path: Path | None = None, budget: str | None = None):
+        self.settings, self.graph, self.path, self.budget = settings, graph, path, budget
         self.metrics: dict[str, Metrics] = {}
         self.best_epoch: int | None = None
         self._model: Model | None = None
@@ -66,7 +66,8 @@ class Run:
         if not (path / CONFIG).is_file():
             raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
         config = read_json(path / CONFIG, SCHEMA, {"settings": dict})
-        run = Run(Settings.make(config["settings"]), load_graph(path / PRIVATE / "graph.safetensors"), path)
+        graph, budget = load_graph(path / PRIVATE / "graph.safetensors"), config.get("budget")
+        run = Run(Settings.make(config["settings"]), graph, path, budget)
         if run.finished:
             where = path / PRIVATE / "metrics.json"
             found = read_json(where, "tacit.metrics/1", {"metrics": dict, "best_epoch": int})
@@ -151,14 +152,17 @@ class Run:
         """Train from the beginning or from the last checkpoint, and rank validation and test by the best model."""
         if self.path is not None and self.finished:
             raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
-        privacy = self.settings.privacy
+        privacy, twice = self.settings.privacy, self.settings.training.reciprocal
         if isinstance(privacy, Sound) and not privacy.trains:
             with locked(self.path) if self.path is not None else contextlib.nullcontext():
-                counts = self._counts()
-                tables = counts.vectors(self.settings.dim) if getattr(privacy, "vectors", False) else None
-                nothing = Tables.empty(self.settings.scorer, len(self.graph.entities), len(self.graph.relations))
-                return self._end(self._made(tables or nothing, None if tables else counts.prior()), 0)
-        prior = self._counts().prior() if isinstance(privacy, Sound) and privacy.prior_share else None
+                if self.path is not None:
+                    self._begin(0)
+                if getattr(privacy, "vectors", False):
+                    return self._end(self._made(self._counts().vectors(self.settings.dim), None), 0)
+                relations = (2 if twice else 1) * len(self.graph.relations)
+                nothing = Tables.empty(self.settings.scorer, len(self.graph.entities), relations)
+                return self._end(self._made(nothing, self._counts().prior(twice)), 0)
+        prior = self._counts().prior(twice) if isinstance(privacy, Sound) and privacy.prior_share else None
         fit = Fit(self.settings, [self.graph], prior=prior)
         if self.path is None:
             fit.run(on_event)
@@ -166,7 +170,7 @@ class Run:
         with self._kept.training(fit) as (files, checkpoint):
             LOG.info("training begins, or goes on")
             if isinstance(privacy, Sound):
-                note_start(self.path, int(fit.cohort.epochs.max()))
+                self._begin(int(fit.cohort.epochs.max()))
 
             def told(event: Event) -> None:
                 if event["event"] != "kernels":  # that is of this process, not of the training
@@ -176,6 +180,40 @@ class Run:
             fit.run(told, lambda: checkpoint(int(fit.cohort.epochs.max())))
             LOG.info("training ends")
             return self._end(fit.model(), int(fit.best_epoch[0]))
+
+    def _begin(self, epochs: int) -> None:
+        """Before anything is released: take what it may cost from the holding, if there is one, and note the start.
+
+        Killed between the two, a run has paid and not begun, and pays again: never the other way round.
+        """
+        assert self.path is not None
+        starts = read_starts(self.path)
+        if self.budget is not None:
+            from tacit.privacy.budget import Holding
+
+            holding, quotes = Holding.load(self.budget), self._quotes()
+            for quote in quotes:
+                holding.check_quote(quote["number"], quote["head"])
+            more = less(self._spent([*starts, epochs]), self._spent(starts)) if starts and quotes else self._spent([])
+            if more or not quotes:
+                made = holding.reserve(more, run=self.settings.name, why="training", graph=self.graph)
+                quotes.append({"name": self.budget, "number": made.number, "head": made.head})
+                write_json(self.path / PRIVATE / "budget.json", "tacit.quotes/1", {"quotes": quotes})
+        note_start(self.path, epochs)
+
+    def _quotes(self) -> list[dict[str, Any]]:
+        """Which entries of its holding this run has seen as its last: one for each time that it took from it."""
+        where = None if self.path is None else self.path / PRIVATE / "budget.json"
+        if where is None or not where.is_file():
+            return []
+        return list(read_json(where, "tacit.quotes/1", {"quotes": list})["quotes"])
+
+    def _settle(self) -> None:
+        """What was reserved was used."""
+        if self.budget is not None and (quotes := self._quotes()):
+            from tacit.privacy.budget import Holding
+
+            Holding.load(self.budget).settle(quotes[0]["number"], self._spent([]))
 
     def _counts(self) -> Marginals:
         """The noisy counts of this run: released once, and kept, so that a resumed run releases no others."""
@@ -202,12 +240,14 @@ class Run:
         """What is guaranteed: computed from what was released."""
         if not isinstance(self.settings.privacy, Sound):
             return NOT_PRIVATE
-        return statement(self.settings, [self.spent])
+        return statement(self.settings, [self.spent], budget=self._quotes()[-1] if self._quotes() else None)
 
     @property
     def spent(self) -> Spent:
         """All that this run releases, with what it may have released before it was interrupted."""
-        starts = [] if self.path is None else read_starts(self.path)
+        return self._spent([] if self.path is None else read_starts(self.path))
+
+    def _spent(self, starts: list[int]) -> Spent:
         training, graphs = self.settings.training, [self.graph]
         every = training.checkpoint_every or self.settings.evaluation.every
         return joined([*releases(self.settings, graphs)[0], *again(self.settings, graphs, starts, every)[0]])
@@ -244,6 +284,7 @@ class Run:
                         self.path / SHAREABLE / "model.safetensors", tensors, {"schema": "tacit.shared/1"} | names
                     )
             save_tensors(private / "model.safetensors", tensors, self._origin("tacit.model/1"))
+            self._settle()
         return self
 
 
@@ -270,11 +311,14 @@ def prior_of(tensors: Mapping[str, Any]) -> Prior | None:
     return Prior(tensors["prior.tails"], tensors["prior.heads"]) if "prior.tails" in tensors else None
 
 
-def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False) -> Run:
-    """A run folder that is ready to train: whole, or not there."""
+def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False, budget: str | None = None) -> Run:
+    """A run folder that is ready to train: whole, or not there. `budget`: the holding that pays for a private one."""
     chosen_device(settings.training.device)
     _check(graph, settings)
-    settings = solved(settings, [graph])
+    asked = getattr(settings.privacy, "epsilon", None)
+    settings = solved(settings, [graph], limits=_limits(settings, budget))
+    if budget is not None and asked is not None:
+        _check_enough(settings, graph, asked, budget)
     held = locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
     with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
@@ -285,8 +329,38 @@ def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False)
         (private / "metrics.jsonl").touch()
         write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
         write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
-        seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "tacit": __version__})
-    return Run(settings, graph, path)
+        seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "budget": budget, "tacit": __version__})
+    return Run(settings, graph, path, budget)
+
+
+ENOUGH = 0.75
+"""The share of an epsilon that a holding has to pay: its record is kept by a coarser bound than a run's own."""
+
+
+def _check_enough(settings: Settings, graph: Graph, asked: float, budget: str) -> None:
+    """Refuse a run that would get far less than it asks for, and be full of noise for it."""
+    from tacit.privacy.accountant import epsilon
+
+    assert isinstance(settings.privacy, Sound)
+    found = epsilon(releases(settings, [graph])[0], settings.privacy.delta)
+    if found < ENOUGH * asked:
+        raise TacitError(
+            f"the holding {budget!r} has too little left for epsilon {asked:g}: what is left pays for epsilon "
+            f"{found:.3g}. Ask for that, or for less (--epsilon)."
+        )
+
+
+def _limits(settings: Settings, budget: str | None) -> Sequence[Sequence[float]]:
+    """What is left of a holding."""
+    if budget is None:
+        return ()
+    if not settings.privacy.sound:
+        raise TacitError("a holding pays for private training: say how much, by --epsilon")
+    if getattr(settings.privacy, "noise", "system") == "seeded":
+        raise TacitError("a simulation costs nothing and protects nothing: leave out the budget, or privacy.noise")
+    from tacit.privacy.budget import Holding
+
+    return Holding.load(budget).limits()
 
 
 def _check(graph: Graph, settings: Settings) -> None:
@@ -334,6 +408,7 @@ def train(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | Settings | None = None,
     force: bool = False,
+    budget: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     **flags: Any,
 ) -> Run:
@@ -345,6 +420,8 @@ def train(
         The folder to keep the run in; default: memory only.
     settings
         All settings, nested as in a TOML file: {"scorer": {"name": "rotate", "dim": 64}, "training": {"epochs": 50}}.
+    budget
+        The holding that pays for private training (`tacit budget open`); it needs a folder to keep the run in.
     flags
         The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
         epochs, steps, device, every, patience, memory_mb, name, seed, privacy, epsilon, delta.
@@ -356,7 +433,12 @@ def train(
     """
     given = settings.json() if isinstance(settings, Settings) else settings or {}
     wanted = Settings.make(combine(given, from_flags(flags)))
-    run = Run(solved(wanted, [graph]), graph) if out is None else create(graph, wanted, Path(out), force=force)
+    if out is None and budget is not None:
+        raise TacitError("a run that a holding pays for is kept in a folder: say where, by `out`")
+    if out is None:
+        run = Run(solved(wanted, [graph]), graph)
+    else:
+        run = create(graph, wanted, Path(out), force=force, budget=budget)
     return run.train(on_event)
 
 

@@ -24,12 +24,15 @@ from tacit.cli.options import (
     Config,
     Count,
     DataFolder,
+    Delta,
     Device,
     Dim,
+    Epsilon,
     Force,
     Header,
     LearningRate,
     Patience,
+    Privacy,
     Resume,
     RunOut,
     ScorerName,
@@ -47,13 +50,15 @@ if TYPE_CHECKING:
     from tacit.federated import FederatedRun
     from tacit.training import Event
 
+RECIPE_NAMES = ("local", "central", "fede", "fedr", "private_fede", "private_fedr", "dpkge")
+
 
 def federate(
     path: Annotated[
         str | None,
         typer.Argument(help="A folder of parties, clinic-small or clinic-demo; or one graph, to be divided by --by."),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="local, central, fede or fedr. Default: fede.")] = None,
+    recipe: Annotated[str | None, typer.Option(help=f"{', '.join(RECIPE_NAMES)}. Default: fede.")] = None,
     by: Annotated[str | None, typer.Option(help="Divide one graph by triples, entities or relations.")] = None,
     parts: Annotated[int | None, typer.Option(help="Into so many parties.")] = None,
     split: Annotated[
@@ -73,6 +78,9 @@ def federate(
     device: Device = None,
     every: Annotated[int | None, typer.Option(help="Rounds between validations. (evaluation.every)")] = None,
     patience: Patience = None,
+    privacy: Privacy = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the recipe's.")] = None,
     assignments: Assignments = None,
@@ -92,7 +100,8 @@ def federate(
     from tacit.federated import FederatedRun, check_recipe, split_settings
     from tacit.settings import PARTITION, combine, from_flags, parse_assignment, plain_section, read_settings
 
-    flags = ("scorer", "dim", "negatives", "learning_rate", "batch", "device", "every", "patience", "seed", "name")
+    flags = ("scorer", "dim", "negatives", "learning_rate", "batch", "device", "every", "patience", "seed", "name",
+             "privacy", "epsilon", "delta")  # fmt: skip
     if resume is not None:
         others = ("path", "recipe", "by", "parts", "split", "out_path", "config", "assignments", "rounds", "fraction")
         given = [flag for flag in (*flags, *others, "local_epochs") if local[flag] is not None]
@@ -122,7 +131,9 @@ def federate(
         divided |= {key: value for key, value in (("by", by), ("parts", parts), ("split", split)) if value is not None}
         parties = _parties(found, path, divided, settings.seed)
     out = out_path or Path("runs") / settings.name
-    _run(FederatedRun.create(str(chosen), parties, settings, federation, out, force=force), as_json)
+    with show.busy("getting ready", as_json):
+        run = FederatedRun.create(str(chosen), parties, settings, federation, out, force=force)
+    _run(run, as_json)
 
 
 def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: int) -> Parties:
@@ -142,6 +153,8 @@ def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: i
 
 
 def _run(run: FederatedRun, as_json: bool) -> None:
+    from tacit.privacy.plan import in_words
+
     began = time.perf_counter()
     warnings: list[str] = []
     with _warnings_to(warnings):
@@ -163,7 +176,10 @@ def _run(run: FederatedRun, as_json: bool) -> None:
         rows.append(("all", *_cells(run.metrics["test"]), megabytes(run.communication()["bytes"])))
         show.table("party", "test MRR", "Hits@1", "Hits@10", "sent and received", rows=rows, title=title)
     best = run.best_round if isinstance(run.best_round, int) else max(run.best_round)
-    show.say(f"Best at round {best}; {seconds:.1f} s. Not private: whoever sees rows learns of the triples.")
+    if run.settings.privacy.sound:
+        show.say(f"{seconds:.1f} s. {in_words(run.claim)}")
+    else:
+        show.say(f"Best at round {best}; {seconds:.1f} s. Not private: whoever sees rows learns of the triples.")
     show.say(f"Kept in {run.path}.")
 
 

@@ -25,12 +25,15 @@ from tacit.cli.options import (
     Config,
     Count,
     DataFolder,
+    Delta,
     Device,
     Dim,
+    Epsilon,
     Force,
     Header,
     LearningRate,
     Patience,
+    Privacy,
     Resume,
     RunOut,
     ScorerName,
@@ -82,11 +85,10 @@ def train(
     every: Annotated[int | None, typer.Option(help="Epochs between validations. (evaluation.every)")] = None,
     patience: Patience = None,
     memory_mb: Annotated[int | None, typer.Option(help="For ranking. (evaluation.memory_mb)")] = None,
-    privacy: Annotated[
-        str | None, typer.Option(help="marginals (default), dpsgd, frozen, adafest, confidential. (privacy.name)")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Train privately, at this cost. (privacy.epsilon)")] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: 1e-5. (privacy.delta)")] = None,
+    privacy: Privacy = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    budget: Annotated[str | None, typer.Option(help="The holding that pays for it: see tacit budget.")] = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
     assignments: Assignments = None,
@@ -112,7 +114,7 @@ def train(
     from tacit.settings import FLAGS, Settings, combine, from_flags, parse_assignment, plain_section, read_settings
 
     if resume is not None:
-        others = ("path", "out_path", "config", "plan", "assignments", "split", "party")
+        others = ("path", "out_path", "config", "plan", "assignments", "split", "party", "budget")
         given = [flag for flag in (*FLAGS, *others) if local[flag] is not None]
         given += [flag for flag in ("pooled", "force") if local[flag]]
         if given:
@@ -134,6 +136,8 @@ def train(
         if wanted not in (None, "keep"):
             graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
     if plan is not None:
+        if budget is not None:
+            raise TacitError("a plan is for another machine, where no holding is: leave out --budget.")
         write_plan(graph, settings, plan, force=force)
         command = f"python -m tacit.run {plan / 'plan.json'}"
         if as_json:
@@ -142,7 +146,9 @@ def train(
             show.say(f"Written to {plan}. Where NumPy, torch and tacit are: {command}")
         return
     out = out_path or Path("runs") / settings.name
-    _train(create(graph, settings, out, force=force), as_json)
+    with show.busy("solving for the noise", as_json):
+        run = create(graph, settings, out, force=force, budget=budget)
+    _train(run, as_json)
 
 
 def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:

@@ -35,6 +35,11 @@ Count = Annotated[int | None, typer.Option(help="Negatives per triple. (negative
 LearningRate = Annotated[float | None, typer.Option(help="(optimizer.learning_rate)")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")]
 Patience = Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")]
+Privacy = Annotated[
+    str | None, typer.Option(help="marginals (default), dpsgd, frozen, adafest, confidential. (privacy.name)")
+]
+Epsilon = Annotated[float | None, typer.Option(help="Train privately, at this cost. (privacy.epsilon)")]
+Delta = Annotated[float | None, typer.Option(help="Default: 1e-5. (privacy.delta)")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]

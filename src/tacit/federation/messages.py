@@ -81,6 +81,11 @@ KINDS: dict[str, Kind] = {
         {"values": Array(("f4",), 1)},
         {"part": PARTS},
     ),
+    "marginals": Kind(
+        "noisy counts of each relation with each entity, as its tail and then as its head",
+        {"values": Array(("f4",), 2)},
+        {"part": PARTS},
+    ),
     "rows": Kind(
         "rows: all that the party has a place for, in its order, or those of the ids",
         {"ids": Array(("i8",), 1, optional=True), "values": Array(("f4", "f2"), 2)},

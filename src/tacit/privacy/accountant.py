@@ -1,8 +1,8 @@
 """How much privacy a list of releases has cost, and what noise, steps or batch a budget pays for.
 
 Everything is computed by dp-accounting: by the distribution of the privacy loss (PLD; Koskela et al. 2020) and by Renyi
-divergences (RDP; Mironov 2017; converted as Balle et al. 2020). Both are upper bounds, so the smaller one holds. Nothing
-here looks at data.
+divergences (RDP; Mironov 2017; converted as Balle et al. 2020). Both are upper bounds, so the smaller one holds.
+Nothing here looks at data.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ class Filter:
     """A budget of Renyi divergences, fixed before anything is released, for choices that follow earlier releases.
 
     As long as no order's sum exceeds its budget, the whole has that divergence, however each release was chosen
-    (Feldman and Zrnic 2021). Summing up what adaptive choices have cost afterwards is no such guarantee. Releases that hold only
-    with some probability of their own are refused: their deltas have no budget here.
+    (Feldman and Zrnic 2021). Summing up what adaptive choices have cost afterwards is no such guarantee. Releases that
+    hold only with some probability of their own are refused: their deltas have no budget here.
     """
 
     def __init__(self, budget: Sequence[tuple[float, float]]):

@@ -121,6 +121,12 @@ def joined(segments: Iterable[Segment]) -> Spent:
     return tuple(sorted(found, key=lambda s: (type(s.event).__name__, repr(s.event))))
 
 
+def less(whole: Iterable[Segment], part: Iterable[Segment]) -> Spent:
+    """What is in `whole` beyond `part`."""
+    had = {segment.event: segment.count for segment in joined(part)}
+    return joined(Segment(s.event, max(0, s.count - had.get(s.event, 0))) for s in joined(whole))
+
+
 class Register:
     """What a training has released, by the step whose batch it came from.
 

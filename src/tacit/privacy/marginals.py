@@ -7,7 +7,6 @@ that of one Gaussian, without a sample. All that is made of the counts afterward
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +28,12 @@ MOST_CELLS = 1 << 30
 class Marginals:
     """Counts of a party's training triples, with noise: tails[r, e] of (?, r, e), heads[r, e] of (e, r, ?).
 
-    deviation: of each count's noise, which all may know; 0: there is none, and nothing is private.
+    deviation: of each count's noise, or of each by itself, which all may know; 0: there is none, nothing is private.
     """
 
     tails: Tensor
     heads: Tensor
-    deviation: float
+    deviation: Any
 
     @staticmethod
     def release(graph: Graph, sigma: float, secret: Secret | None, party: int = 0) -> Marginals:
@@ -56,19 +55,16 @@ class Marginals:
             tables.append(counts.reshape(relations, entities))
         return Marginals(tables[0], tables[1], 0.0 if secret is None else deviation)
 
-    @staticmethod
-    def total(parts: Sequence[Marginals]) -> Marginals:
-        """Of several parties over the same names: counts add up, and so do the variances of their noise."""
-        deviation = math.sqrt(sum(part.deviation**2 for part in parts))
-        tails, heads = (torch.stack([getattr(p, side) for p in parts]).sum(0) for side in ("tails", "heads"))
-        return Marginals(tails, heads, deviation)
+    def prior(self, twice: bool = False) -> Prior:
+        """Logarithms of what the counts probably are: negative ones become small, large ones stay.
 
-    def prior(self) -> Prior:
-        """Logarithms of what the counts probably are: negative ones become small, large ones stay."""
-        return Prior(*(torch.log(self._likely(table) + FLOOR) for table in (self.tails, self.heads)))
+        `twice`: relations have a second row each, for their inverses, whose tails are heads.
+        """
+        tails, heads = (torch.log(self._likely(table) + FLOOR) for table in (self.tails, self.heads))
+        return Prior(torch.cat([tails, heads]), torch.cat([heads, tails])) if twice else Prior(tails, heads)
 
     def _likely(self, counts: Tensor) -> Tensor:
-        if not self.deviation:
+        if isinstance(self.deviation, float) and not self.deviation:
             return counts
         return torch.nn.functional.softplus(counts / self.deviation) * self.deviation
 
