@@ -40,7 +40,7 @@ BASE = {"scorer": {"dim": 4}, "training": {"batch": 64, "epochs": 2}, "negatives
 AUDITED = {
     "dpsgd": DPSGD(sigma=1.0),
     "frozen": FrozenRows(sigma=1.0, degree_sigma=2.0, keep=0.5),
-    "adafest": AdaFEST(sigma=1.0),
+    "adafest": AdaFEST(sigma=1.0, select_share=0.5, threshold=0.0),
     "confidential": Confidential(sigma=1.0),
     "marginals": Marginals(sigma=1.0),
 }
@@ -111,14 +111,14 @@ def test_an_empty_batch_is_noised_and_counted():
 
 @pytest.mark.slow
 def test_batches_are_poisson_samples():
-    fit = fit_of(training={"batch": 40})
-    units, rate = len(GRAPH.train), fit.private.rates[0]
+    many = 200
+    fit = fit_of(training={"batch": 40}, parties=many)
+    units, rate, drawn = len(GRAPH.train), fit.private.rates[0], fit.private.units
     sizes = []
-    for step in range(10_000):
-        drawn = fit.private.units.drawn(
-            fit.private.secret, torch.tensor([step]), fit.private.bounds, torch.ones(1, dtype=torch.bool)
-        )
-        sizes.append(len(drawn))
+    for step in range(10_000 // many):
+        steps, everyone = torch.full((many,), step), torch.ones(many, dtype=torch.bool)
+        which = drawn.drawn(fit.private.secret, steps, fit.private.bounds, everyone)
+        sizes += torch.bincount(drawn.owner[which], minlength=many).tolist()
     low, high = int(stats.binom.ppf(0.02, units, rate)), int(stats.binom.ppf(0.98, units, rate))
     edges = np.unique(np.linspace(low, high, 12).astype(int))
     seen = np.histogram(sizes, [-1, *edges, units + 1])[0]
@@ -232,12 +232,24 @@ class TouchedRowsOnly(PrivateSteps):
         self.cohort.finish(self.divisor, active, noise=noise)
 
 
-class ClippedApart(PrivateSteps):
-    """Positives and negatives each clipped by themselves."""
+class OneByOne:
+    """Adds up a positive and each of its negatives, every one clipped by itself."""
 
-    def _add(self, rows, unit, rule, loss, count):
-        for part in ("positive", "negative"):
-            super()._add(rows, unit, replace(rule, part=part), loss, count)
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def accumulate(self, tables, chunk, rule, into):
+        for column in range(chunk.pool.shape[1]):
+            one = replace(chunk, pool=chunk.pool[:, column : column + 1])
+            self.kernel.accumulate(tables, one, replace(rule, part="negative"), into)
+        return self.kernel.accumulate(tables, chunk, replace(rule, part="positive"), into)
+
+
+class ClippedApart(PrivateSteps):
+    """DPKGE as published: each positive and each negative is clipped by itself."""
+
+    def __init__(self, privatizer, cohort, kernel, examples, graphs):
+        super().__init__(privatizer, cohort, OneByOne(kernel), examples, graphs)
 
 
 class Relations(SecretNoise):

@@ -54,6 +54,8 @@ class SecretNoise:
             }
             for purpose, tensors in own.items():
                 size, number, step = sum(t.numel() for t in tensors), layout.numbers[party], int(steps[party])
+                if not size:
+                    continue
                 if len(tensors) == 1:
                     self.secret.add_normals(purpose, number, step, float(self.deviation[party]), tensors[0])
                     continue

@@ -30,9 +30,10 @@ from tacit.training import Fit
 Tensor = Any
 KNOWN = [("a", "likes", "b"), ("b", "likes", "c"), ("c", "knows", "a")]
 CANARY = ("x", "trusts", "y")
-OTHERS = ("d", "e", "f")
-AT_ONCE = 500
-STEPS = 2
+OTHERS = tuple("defghijklm")
+AT_ONCE, STEPS, POOL = 500, 2, 8
+CLIP = 0.05
+"""Far below the norm of any gradient here, so that every unit weighs as much as it may."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def audit_step(
     seed: int = 0,
 ) -> StepAudit:
     """Take steps with and without the canary, `runs` copies of each. `kind`: the code that is looked at."""
-    privatizer = replace(privatizer, size=len(KNOWN))
+    privatizer = replace(privatizer, size=len(KNOWN), clip=CLIP)
     if isinstance(privatizer, Confidential):
         privatizer = replace(privatizer, public_ratio=0.0)
     claimed = epsilon(privatizer.whole(1.0, STEPS if privatizer.trains else 0), delta)
@@ -118,7 +119,7 @@ def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> d
     """Two steps of plain gradient descent, from which what was added up can be read off."""
     settings = Settings.make({
         "seed": seed, "scorer": {"name": "transe", "dim": 4, "gamma": 4.0}, "loss": {"name": "logistic"},
-        "negatives": {"name": "pool", "count": 3, "scope": "vocabulary"},
+        "negatives": {"name": "pool", "count": POOL, "scope": "vocabulary"},
         "optimizer": {"name": "sgd", "learning_rate": 1.0}, "training": {"batch": len(KNOWN), "device": "cpu"},
     })  # fmt: skip
     settings = replace(settings, privacy=privatizer)
@@ -135,7 +136,8 @@ def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> d
     for _ in range(STEPS):
         _copy(fit, other)
         before = fit.cohort.tables.like(torch.clone)
-        known, canary = _sums(fit, other, private)
+        reader = kind(privatizer, other.cohort, other.kernel, other.examples, other.graphs)
+        known, canary = _sums(other, reader, private)
         private.step(active)
         released = private.batch[0] * (_flat(fit, before) - _flat(fit, fit.cohort.tables))
         still.append(torch.stack([(released[:, place] == 0).all(1) for place in own], 1).sum(1))
@@ -170,10 +172,9 @@ def _copy(fit: Fit, other: Fit) -> None:
     other.cohort.steps.copy_(fit.cohort.steps)
 
 
-def _sums(fit: Fit, other: Fit, private: PrivateSteps) -> tuple[Tables, Tables]:
-    """What the known triples add up to without noise, and what the canary would add: by the mechanism's own rule."""
+def _sums(other: Fit, reader: PrivateSteps, private: PrivateSteps) -> tuple[Tables, Tables]:
+    """What the known triples add up to without noise, and what the canary would add: by the mechanism's own code."""
     place, made = _place(), []
-    reader = PrivateSteps(private.privatizer, other.cohort, other.kernel, other.examples, other.graphs)
     reader.mask = private.mask
     starts = torch.from_numpy(other.examples.start[:-1])
     others = torch.cat([starts + i for i in range(len(KNOWN) + 1) if i != place]).sort().values
@@ -182,7 +183,7 @@ def _sums(fit: Fit, other: Fit, private: PrivateSteps) -> tuple[Tables, Tables]:
         party = torch.searchsorted(torch.from_numpy(other.examples.start[1:]), rows, right=True)
         slot = reader._slots(rows, party)
         chunk = other.examples.step(rows, party, slot, other.cohort.steps).chunk
-        other.kernel.accumulate(other.cohort.tables, chunk, reader.rule(), gradients)
+        reader.kernel.accumulate(other.cohort.tables, chunk, reader.rule(), gradients)
         made.append(gradients.tables)
     return made[0], made[1]
 

@@ -279,7 +279,6 @@ def noisy_degrees(graph: Graph, sigma: float | None, secret: Secret, party: int)
     assert sigma is not None
     triples = graph.train.triples
     h, t = triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]
-    degrees = np.bincount(np.concatenate([h, t]), minlength=len(graph.entities)).astype(np.float64)
-    noise = secret.normal(Purpose.NOISE_SELECT, party, int(MASK), len(degrees))
-    found: np.ndarray = degrees + sigma * math.sqrt(2) * noise.double().numpy()
-    return found
+    degrees = np.bincount(np.concatenate([h, t]), minlength=len(graph.entities)).astype(np.float32)
+    secret.add_normals(Purpose.NOISE_SELECT, party, MASK, sigma * math.sqrt(2), torch.from_numpy(degrees))
+    return degrees
