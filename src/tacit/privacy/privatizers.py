@@ -58,6 +58,11 @@ class Sound(Privatizer):
         The share of the budget that goes to noisy counts, which are then added to every score.
     prior_sigma
         Their noise; default: solved.
+    degree_share
+        The share that goes to noisy degrees of protected triples, once: entity rows below a threshold stay as they are
+        in private steps, and get no noise.
+    degree_sigma, keep
+        Their noise, default: solved; the threshold, default: where the signal of so many triples equals the noise.
     noise
         system: from the operating system, and never kept. seeded: a simulation, which protects nothing.
     noise_falls, noise_every
@@ -75,6 +80,9 @@ class Sound(Privatizer):
     size: int | None = None
     prior_share: float = 0.0
     prior_sigma: float | None = None
+    degree_share: float = 0.0
+    degree_sigma: float | None = None
+    keep: float | None = None
     noise: Literal["system", "seeded"] = "system"
     noise_falls: float = 1.0
     noise_every: int = 1000
@@ -89,10 +97,10 @@ class Sound(Privatizer):
             raise BadValue("group, size and noise_every are at least 1")
         if self.unit == "triple" and self.group != 1:
             raise BadValue('a group is for privacy.unit = "group"')
-        if not 0 <= self.prior_share < 1:
-            raise BadValue(f"prior_share is at least 0 and below 1, not {self.prior_share}")
-        if self.prior_share and self.unit == "group":
-            raise BadValue("noisy counts are of triples: leave out prior_share, or protect triples")
+        if self.prior_share < 0 or self.degree_share < 0 or not self.prior_share + self.degree_share < 1:
+            raise BadValue("prior_share and degree_share are at least 0, and leave something for the steps")
+        if (self.prior_share or self.degree_share) and self.unit == "group":
+            raise BadValue("noisy counts and degrees are of triples: leave out their shares, or protect triples")
         if not 0 < self.noise_falls <= 1:
             raise BadValue(f"noise_falls is above 0 and at most 1, not {self.noise_falls}")
         if self.epsilon is None and self.sigma is None:
@@ -102,7 +110,8 @@ class Sound(Privatizer):
 
     def shares(self) -> dict[str, float]:
         """Fields of noise multipliers for what is released once before training, and their shares of the budget."""
-        return {"prior_sigma": self.prior_share} if self.prior_share else {}
+        found = {"prior_sigma": self.prior_share, "degree_sigma": self.degree_share}
+        return {name: share for name, share in found.items() if share}
 
     def once(self) -> list[Segment]:
         """What is released before training."""
@@ -141,6 +150,12 @@ class Sound(Privatizer):
     def whole(self, rate: float, steps: int) -> Spent:
         """All that a training of so many steps releases."""
         return joined([*self.once(), *(self.segments(rate, 0, steps) if self.trains else ())])
+
+    def threshold_of(self, dim: int, rate: float, steps: int) -> float:
+        """The least noisy degree of a row that is worth its noise."""
+        assert self.sigma is not None
+        many = max(1, self.private_steps(steps))
+        return self.keep if self.keep is not None else math.sqrt(2 * dim) * self.sigma / (math.sqrt(many) * rate)
 
     def public_size(self, units: int) -> int:
         """The number of units that rates and steps follow."""
@@ -186,7 +201,7 @@ class Marginals(Sound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prior_share or self.unit == "group":
+        if self.prior_share or self.degree_share or self.unit == "group":
             raise BadValue("noisy counts are all that is released, and their unit is the triple")
 
     def shares(self) -> dict[str, float]:
@@ -199,30 +214,10 @@ class DPSGD(Sound):
 
 
 @dataclass(frozen=True)
-class FrozenRows(Sound):
-    """S2: before training, noisy degrees decide which entity rows move at all; noise goes to those alone.
-
-    keep: the least noisy degree of a row that moves; default: where the signal of so many triples equals the noise.
-    """
+class FrozenRows(DPSGD):
+    """S2: before training, noisy degrees decide which entity rows move at all; noise goes to those alone."""
 
     degree_share: float = 0.02
-    degree_sigma: float | None = None
-    keep: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.degree_share < 1 or self.degree_share + self.prior_share >= 1:
-            raise BadValue("degree_share is above 0, and leaves something for the steps")
-        if self.unit == "group":
-            raise BadValue("degrees are of triples: use dpsgd for groups")
-
-    def shares(self) -> dict[str, float]:
-        return super().shares() | {"degree_sigma": self.degree_share}
-
-    def threshold(self, dim: int, rate: float, steps: int) -> float:
-        """The least noisy degree of a row that is worth its noise."""
-        assert self.sigma is not None
-        return self.keep if self.keep is not None else math.sqrt(2 * dim) * self.sigma / (math.sqrt(steps) * rate)
 
 
 @dataclass(frozen=True)
@@ -240,8 +235,8 @@ class AdaFEST(Sound):
         super().__post_init__()
         if not 0 < self.select_share < 1:
             raise BadValue(f"select_share is above 0 and below 1, not {self.select_share}")
-        if self.unit == "group":
-            raise BadValue("touches are counted by triples: use dpsgd for groups")
+        if self.unit == "group" or self.degree_share:
+            raise BadValue("touches are counted by triples, in each batch: use dpsgd for groups, and no degree_share")
 
     def apart(self, sigma: float) -> tuple[float, float]:
         """The multipliers of the counts' and the sums' noise, which together cost as much as one `sigma`."""

@@ -21,7 +21,7 @@ from tacit.examples import Examples
 from tacit.graph import NO_GROUP, Graph
 from tacit.kernels.contract import Clipped, Kernel, Plain
 from tacit.privacy.events import Spent, joined
-from tacit.privacy.privatizers import AdaFEST, Confidential, FrozenRows, Sound
+from tacit.privacy.privatizers import AdaFEST, Confidential, Sound
 
 Tensor = Any
 SLOTS = 1 << 22
@@ -139,12 +139,16 @@ class PrivateSteps:
     def begin(self, dim: int, epochs: int, limit: int | None) -> None:
         """What is released once, if it was not yet: noisy degrees decide which rows move."""
         privatizer = self.privatizer
-        if not isinstance(privatizer, FrozenRows) or self.mask is not None:
+        if not privatizer.degree_share or self.mask is not None:
             return
         kept, steps = [], [min(epochs * each, limit or epochs * each) for each in self.per_epoch]
         for party, graph in enumerate(self.graphs):
-            degrees = noisy_degrees(graph, privatizer.degree_sigma, self.secret, self.layout.numbers[party])
-            kept.append(degrees >= privatizer.threshold(dim, self.rates[party], steps[party]))
+            mine = graph.train.triples
+            if isinstance(privatizer, Confidential):
+                mine = mine[_confidential(graph)]
+            number, entities = self.layout.numbers[party], len(graph.entities)
+            degrees = noisy_degrees(mine, entities, privatizer.degree_sigma, self.secret, number)
+            kept.append(degrees >= privatizer.threshold_of(dim, self.rates[party], steps[party]))
         self.mask = torch.from_numpy(np.concatenate(kept)).to(self.device)
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -274,11 +278,10 @@ def content(triples: Any, seed: int, party: Any) -> Any:
     return blocks(seed, Purpose.CONTENT, party, r, (h << 32) | t)[0] & (SLOTS - 1)
 
 
-def noisy_degrees(graph: Graph, sigma: float | None, secret: Secret, party: int) -> np.ndarray:
-    """How many training triples each entity is in, with noise for the L2 sensitivity sqrt 2; a loop counts once."""
+def noisy_degrees(triples: np.ndarray, entities: int, sigma: float | None, secret: Secret, party: int) -> np.ndarray:
+    """How many triples each entity is in, with noise for the L2 sensitivity sqrt 2; a loop counts once."""
     assert sigma is not None
-    triples = graph.train.triples
     h, t = triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]
-    degrees = np.bincount(np.concatenate([h, t]), minlength=len(graph.entities)).astype(np.float32)
+    degrees = np.bincount(np.concatenate([h, t]), minlength=entities).astype(np.float32)
     secret.add_normals(Purpose.NOISE_SELECT, party, MASK, sigma * math.sqrt(2), torch.from_numpy(degrees))
     return degrees
