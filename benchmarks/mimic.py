@@ -11,8 +11,8 @@ what is said of patients and stays as confidential, and are trained on four ways
     full-dp   every statement by private steps
 
 In the private ones noisy degrees decide which rows move in private steps. Plain steps are six for each private one,
-about as many as there are unrestricted statements for a confidential one in such data. A line for each run: test MRR (both
-sides, filtered) of all, of confidential and of unrestricted statements.
+about as many as there are unrestricted statements for a confidential one in such data. A line for each run: test MRR
+(both sides, filtered) of all, of confidential and of unrestricted statements.
 """
 
 from __future__ import annotations
