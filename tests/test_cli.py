@@ -115,6 +115,8 @@ def test_the_demo(tmp_path):
     means = {label: sum(m["mrr"] for m in metrics) / 5 for label, metrics in found["test"].items()}
     assert means["popular"] < means["local"] < means["fedr"] < means["fede"]
     assert found["communication"]["fedr"]["bytes"] < found["communication"]["fede"]["bytes"] / 10
+    assert 0 < found["privacy"]["epsilon"] <= 4
+    assert 0.01 < means["private"] < means["local"]
 
 
 BAD_CALLS = {

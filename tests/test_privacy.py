@@ -424,3 +424,177 @@ def test_counts_are_released_once(tmp_path):
     again = Run.open(tmp_path / "run")
     assert torch.equal(again._counts().tails, run._counts().tails)
     assert torch.equal(again.model.prior.tails, run.model.prior.tails)
+
+
+# -- holdings, interruptions -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TACIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "holdings"
+
+
+def test_a_holding_pays_and_refuses(tmp_path, home):
+    from tacit.privacy.budget import Holding
+
+    Holding.begin("clinic", epsilon=4.0, delta=1e-5)
+    first = train(GRAPH, out=tmp_path / "one", settings=BASE, epsilon=2.0, budget="clinic")
+    used = Holding.load("clinic").spent
+    assert used == first.spent
+    assert first.claim["budget"]["name"] == "clinic"
+    with pytest.raises(TacitError, match="too little left"):
+        train(GRAPH, out=tmp_path / "two", settings=BASE, epsilon=4.0, privacy="dpsgd", budget="clinic")
+    assert not (tmp_path / "two").exists()
+    assert Holding.load("clinic").spent == used
+    Holding.begin("other", epsilon=4.0, delta=1e-5)
+    with pytest.raises(TacitError, match="clinic"):
+        train(GRAPH, out=tmp_path / "three", settings=BASE, epsilon=1.0, budget="other")
+
+
+def test_a_simulation_and_a_plain_run_take_nothing_from_a_holding(tmp_path, home):
+    from tacit.privacy.budget import Holding
+
+    Holding.begin("clinic", epsilon=4.0, delta=1e-5)
+    with pytest.raises(TacitError, match="--epsilon"):
+        train(GRAPH, out=tmp_path / "one", settings=BASE, budget="clinic")
+    with pytest.raises(TacitError, match="simulation"):
+        train(GRAPH, out=tmp_path / "two", settings=combine(BASE, {"privacy": {"epsilon": 1.0, "noise": "seeded"}}),
+              budget="clinic")  # fmt: skip
+    with pytest.raises(TacitError, match="folder"):
+        train(GRAPH, settings=BASE, epsilon=1.0, budget="clinic")
+
+
+class Killed(Exception):
+    pass
+
+
+def test_an_interrupted_run_takes_another_key_and_pays_again(tmp_path, home):
+    from tacit.privacy.budget import Holding
+    from tacit.run import create
+
+    Holding.begin("clinic", epsilon=8.0, delta=1e-5)
+    wanted = Settings.make(
+        combine(
+            BASE, {"privacy": {"name": "dpsgd", "epsilon": 3.0}, "training": {"epochs": 6}, "evaluation": {"every": 2}}
+        )
+    )
+    run = create(GRAPH, wanted, tmp_path / "run", budget="clinic")
+    planned = run.spent
+
+    def dies(event):
+        if event["event"] == "epoch" and event["epoch"] == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run.train(dies)
+    assert Holding.load("clinic").spent == planned
+    again = Run.open(tmp_path / "run")
+    again.train()
+    after = again.spent
+    [before_segment], [after_segment] = planned, after
+    per_epoch = before_segment.count // 6
+    assert after_segment.count - before_segment.count == 2 * per_epoch  # from the checkpoint at 2 to the next
+    assert Holding.load("clinic").spent == after
+    assert again.epsilon > Run(run.settings, GRAPH).epsilon
+
+
+def test_a_holding_that_was_rolled_back_is_noticed_by_the_run_that_quotes_it(tmp_path, home):
+    import shutil
+
+    from tacit.privacy.budget import Holding
+    from tacit.run import create
+
+    Holding.begin("clinic", epsilon=8.0, delta=1e-5)
+    shutil.copytree(home, tmp_path / "copy")
+    wanted = Settings.make(combine(BASE, {"privacy": {"name": "dpsgd", "epsilon": 3.0}, "training": {"epochs": 6}}))
+    run = create(GRAPH, wanted, tmp_path / "run", budget="clinic")
+
+    def dies(event):
+        if event["event"] == "epoch" and event["epoch"] == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run.train(dies)
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "copy", home)  # the witness too
+    with pytest.raises(BadInput, match="quotes"):
+        Run.open(tmp_path / "run").train()
+
+
+# -- federations -------------------------------------------------------------------------------------------------------
+
+FEDERATED = combine(BASE, {"federation": {"rounds": 2, "local_epochs": 1}, "evaluation": {"every": 1}})
+
+
+@pytest.mark.parametrize("recipe", ["private_fede", "private_fedr"])
+@pytest.mark.parametrize("privacy", [{"name": "marginals"}, {"name": "dpsgd", "prior_share": 0.4}])
+def test_private_federations(tmp_path, recipe, privacy):
+    from tacit.federated import FederatedRun, federate
+
+    parties = clinic("small", 3)
+    given = combine(FEDERATED, {"privacy": privacy | {"epsilon": 4.0}})
+    run = federate(parties, recipe, settings=given, out=tmp_path / "run")
+    assert run.epsilon is not None
+    assert 0 < run.epsilon <= 4
+    opened = FederatedRun.open(tmp_path / "run")
+    assert opened.epsilon == run.epsilon
+    for party in range(len(parties)):
+        assert torch.equal(opened.model(party).prior.tails, run.model(party).prior.tails)
+    counts = [m for m in run.transcript.records if m.kind == "marginals"]
+    assert len(counts) == 2 * len(parties)
+
+
+def test_what_is_not_private_is_refused_in_a_federation():
+    from tacit.federated import federate
+
+    parties = clinic("small", 3)
+    given = combine(FEDERATED, {"privacy": {"name": "dpsgd", "epsilon": 4.0}})
+    with pytest.raises(TacitError, match="pool"):
+        federate(parties, "central", settings=given)
+    with pytest.raises(TacitError, match="counts"):
+        federate(parties, "fede", settings=combine(given, {"federation": {"aggregation": "weighted"}}))
+    with pytest.raises(TacitError, match="epsilon"):
+        federate(parties, "private_fede", settings=FEDERATED)
+
+
+def test_a_triple_that_two_hold_costs_twice():
+    from tacit.federated import FederatedRun, Federation, most_holders, with_noise
+    from tacit.parties import Parties
+
+    parties = Parties(("one", "two"), (GRAPH, GRAPH))
+    assert most_holders(parties) == 2
+    assert most_holders(clinic("small", 3)) >= 1
+    given = Settings.make(combine(BASE, {"privacy": {"name": "dpsgd", "epsilon": 2.0}}))
+    wanted = with_noise("private_fede", parties, given, Federation(rounds=2))
+    run = FederatedRun("private_fede", parties, wanted, Federation(rounds=2))
+    alone = FederatedRun("private_fede", Parties(("one",), (GRAPH,)), wanted, Federation(rounds=2))
+    assert run.epsilon > alone.epsilon
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_shared_counts_are_the_sum_of_noisy_counts(seed):
+    from tacit.draws import Secret
+    from tacit.federation.star import InProcess
+    from tacit.federation.transcript import Transcript
+    from tacit.privacy.shared import own_counts, shared_counts
+
+    parties = clinic("small", 3)
+    secret = Secret.simulation(seed)
+    own, shared = own_counts(parties.graphs, 2.0, secret), None
+    shared = shared_counts(parties.graphs, 2.0, secret, InProcess(Transcript()))
+    for graph, found in zip(parties, shared, strict=True):
+        for relation in range(0, len(graph.relations), 3):
+            for entity in range(0, len(graph.entities), 17):
+                r, e = graph.relations[relation], graph.entities[entity]
+                there = [
+                    (g, c)
+                    for g, c in zip(parties, own, strict=True)
+                    if r in g.relations.names and e in g.entities.names
+                ]
+                wanted = sum(float(c.tails[g.relations.id(r), g.entities.id(e)]) for g, c in there)
+                assert float(found.tails[relation, entity]) == pytest.approx(wanted, abs=1e-3)
+                assert float(found.deviation[relation, entity]) == pytest.approx(
+                    2.0 * (2 * len(there)) ** 0.5, rel=1e-5
+                )

@@ -54,7 +54,8 @@ class Sampling:
 
     def refusal(self) -> str | None:
         """Why this may not be used under privacy; None: it may."""
-        return "subsampling weights count how often a triple's parts occur in others" if self.subsampling else None
+        why = "subsampling weights count how often a triple's parts occur in others: set training.subsampling = false"
+        return why if self.subsampling else None
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class KVsAll(Loss):
     that share of the labels' weight to all entities alike.
     """
 
-    refused = "an example of k-vs-all is all triples of a query at once, so no clip bounds the part of one triple"
+    refused = "an example of k-vs-all is many triples at once, and no clip bounds one: use one-vs-all or softmax"
     apart = False
     needs = "all"
     entropy: Literal["binary", "softmax"] = "binary"

@@ -123,9 +123,11 @@ class Negatives:
     def refusal(self) -> str | None:
         """Why this may not be used under privacy; None: it may."""
         if self.sides == "bernoulli":
-            return "bernoulli sides follow the numbers of heads and tails of all triples of a relation"
+            return 'bernoulli sides follow statistics of all triples of a relation: set negatives.sides = "random"'
         if self.scope == "own":
-            return "negatives from the party's own entities tell which entities its triples have: use the vocabulary"
+            return (
+                'negatives from a party\'s own entities tell which its triples have: set negatives.scope = "vocabulary"'
+            )
         return self.refused
 
     def draw(self, world: World, asked: Asked, seed: int) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class Independent(Negatives):
     filtered: bool = False
 
     def refusal(self) -> str | None:
-        why = "filtered negatives make an example's gradient depend on which other triples are there"
+        why = "filtered negatives depend on which other triples are there: set negatives.filtered = false"
         return why if self.filtered else super().refusal()
 
     def draw(self, world: World, asked: Asked, seed: int) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class SparseAdam(Adam):
     As torch's SparseAdam, but for eps, which is added after the second moment is corrected, as in Adam.
     """
 
-    refused = "the rows it moves are the rows of the triples that were drawn"
+    refused = "the rows it moves are the rows of the triples that were drawn: use adam"
     touched_only = True
 
 

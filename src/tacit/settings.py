@@ -131,8 +131,8 @@ class Settings:
     def refusals(self) -> list[str]:
         """Why these settings may not be used under privacy, each in a sentence; none: they may."""
         found = [
-            None if self.scorer.separable else "this scorer's examples depend on each other",
-            "this scorer begins with statistics of the triples" if self.scorer.statistics else None,
+            None if self.scorer.separable else "this scorer's examples depend on each other: use another scorer",
+            "this scorer begins with statistics of the triples: use transe" if self.scorer.statistics else None,
             self.loss.refused,
             self.negatives.refusal(),
             self.regulariser.refused,

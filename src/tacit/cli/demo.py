@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"learning_rate": 0.01},
     "training": {"batch": 64, "epochs": 60},
 }
+EPSILON = 4.0
 ROUNDS = 30
 """Of each federation; a round is three epochs of every party."""
 
@@ -42,6 +43,7 @@ def demo(
     from tacit.evaluation import weighted
     from tacit.federated import FederatedRun, split_settings
     from tacit.models.model import Model
+    from tacit.privacy.plan import in_words
     from tacit.run import create
     from tacit.settings import Settings, combine
     from tacit.training import evaluated
@@ -63,6 +65,11 @@ def demo(
             begun = FederatedRun.create(recipe, hospitals, settings, federation, folder / "federations" / recipe)
             with rounds_bar(recipe, ROUNDS, as_json) as on_event:
                 runs[recipe] = begun.train(on_event)
+        private, _ = split_settings(combine(SETTINGS, {"seed": seed, "privacy": {"epsilon": EPSILON}}))
+        counted = FederatedRun.create(
+            "private_fede", hospitals, private, federation, folder / "federations" / "private"
+        )
+        counted.train()
         run = create(together, Settings.make(combine(SETTINGS, {"seed": seed})), folder / "run")
         with bar(run.settings, as_json, "all in one place") as on_event:
             run.train(on_event)
@@ -72,6 +79,7 @@ def demo(
             "local": runs["local"].by_party["test"],
             "fede": runs["fede"].by_party["test"],
             "fedr": runs["fedr"].by_party["test"],
+            "private": counted.by_party["test"],
             "pooled": [evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
         }
         sent = {recipe: done.communication() for recipe, done in runs.items()}
@@ -81,7 +89,7 @@ def demo(
         facts = {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
         trained = {label: [metrics.json() for metrics in found] for label, found in scores.items()}
         facts |= {"imported": {"relations": marks, "confidential_share": share}, "communication": sent}
-        print(json.dumps(facts | {"test": trained}))
+        print(json.dumps(facts | {"test": trained, "privacy": counted.claim}))
         return
     show.out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
     show.parties(hospitals, statistics, views)
@@ -104,6 +112,7 @@ def demo(
         show.say(f"{recipe}: {size} of {rows_of} rows in {many:,} messages, every one in its transcript")
     show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in "
              "one place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
+    show.say(f"private: noisy counts of each hospital, added up. {in_words(counted.claim)}")
     show.say(
         f"\nWritten to {out_path}/. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"

@@ -91,13 +91,16 @@ def statement(
 
     privatizer = settings.privacy
     assert isinstance(privatizer, Sound)
-    found = [epsilon(times(each, holders), privatizer.delta) for each in spent]
-    simulated = privatizer.noise == "seeded"
+    simulated, missing = privatizer.noise == "seeded", False
+    try:
+        found = [epsilon(times(each, holders), privatizer.delta) for each in spent]
+    except ModuleNotFoundError:
+        found, missing = [], True
     unit = "one triple" if privatizer.unit == "triple" else f"one group of at most {privatizer.group} triples"
     whose = "of those marked confidential" if isinstance(privatizer, Confidential) else "of a party's training triples"
     claim = {
         "guarantee": "none: a simulation" if simulated else "differential privacy",
-        "epsilon": None if simulated else max(found),
+        "epsilon": None if simulated or missing else max(found),
         "delta": privatizer.delta,
         "unit": f"{unit} {whose}",
         "neighbours": f"graphs that differ by {unit}, more or less, over the same names",
@@ -111,7 +114,9 @@ def statement(
         "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])],
         "budget": budget,
     }
-    if simulated:
+    if missing:
+        claim["why"] = "dp-accounting is not installed here; where it is, opening the run says what it costs."
+    elif simulated:
         claim["why"] = "The noise follows a seed: whoever knows it can take the noise away."
         claim["simulated_epsilon"] = max(found)
     return claim
@@ -119,6 +124,8 @@ def statement(
 
 def in_words(claim: dict[str, Any]) -> str:
     """The statement in two sentences."""
+    if claim["epsilon"] is None and "simulated_epsilon" not in claim:
+        return f"Its cost is not known here: {claim['why']}"
     if claim["epsilon"] is None:
         shown = claim.get("simulated_epsilon")
         return f"A simulation: no guarantee. With secret noise: epsilon {shown:.3g} at delta {claim['delta']:g}."
