@@ -104,6 +104,16 @@ def test_a_star_on_the_gpu_is_the_same():
         assert apart.median() < 1e-4, (part, how)
 
 
+def test_private_steps_are_the_same():
+    """The same samples, public draws and noise, from the same simulated key."""
+    falling = {"noise_falls": 0.5, "noise_every": 2}
+    several = [("dpsgd", {}), ("dpsgd", falling), ("frozen", {"degree_sigma": 1.0}), ("adafest", {"threshold": 0.5})]
+    for name, more in several:
+        for scorer in ("transe", "complex"):
+            privacy = {"name": name, "sigma": 0.7, "noise": "seeded"} | more
+            check_same(privacy=privacy, scorer={"name": scorer, "dim": 6}, negatives={"name": "pool", "count": 8})
+
+
 def test_ranks_are_the_same():
     for scorer in SCORERS:
         fit, _ = fitted("cpu", scorer={"name": scorer, "dim": 6})
