@@ -6,7 +6,7 @@ one more section, and with a grid if it stands for several cells:
     [reproduce]
     table = "linkprediction"
     also = ["another-table"]               # that shows the same cells; may be left out
-    setting = "one-vs-all, N3"             # what sets it apart from other cells of the same dataset and scorer
+    setting = "one-vs-all, N3"             # what sets it apart from others of its dataset and scorer; or: the recipe
     goal = 0.345                           # the MRR to reach; may be left out
     published.LibKGE = {mrr = 0.348, hits10 = 0.536}
     figures = {FedR = "published.csv"}     # or: a table beside the file, of dataset, scorer, setting, parts, mrr
@@ -44,7 +44,7 @@ import torch
 from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import rank
-from tacit.federated import FederatedRun, Federation, check_recipe, split_settings
+from tacit.federated import FederatedRun, Federation, check_recipe, split_settings, with_noise
 from tacit.graph import Graph
 from tacit.models import SCORERS
 from tacit.parties import Parties, partition, pool
@@ -128,7 +128,7 @@ class Cell:
             name,
             about["table"],
             graph["path"],
-            recipe or about.get("setting", ""),
+            about.get("setting", recipe or ""),
             settings,
             about.get("goal"),
             about.get("published", {}),
@@ -302,11 +302,12 @@ def run_cell(
         events, more = list(run.events()), {"best_epoch": run.best_epoch} | _of_privacy(run)
     else:
         parties = graph if isinstance(graph, Parties) else divide(graph, cell)
+        settings = with_noise(str(cell.recipe), parties, settings, cell.federation)
         make = partial(FederatedRun.create, str(cell.recipe), parties, settings, cell.federation, folder)
         run = _opened(cell, settings, parties.graphs, folder, FederatedRun.open, make)
         if not run.finished:
             run.train(on_event)
-        events, more = run.events(), _of_federation(run)
+        events, more = run.events(), _of_federation(run) | _cost(run)
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
     return {
         "table": cell.table,
@@ -362,13 +363,18 @@ def _of_privacy(run: Run) -> dict[str, Any]:
     """
     if not isinstance(run.settings.privacy, Sound):
         return {}
-    claim, graph, wanted = run.claim, run.graph, run.settings.evaluation
+    graph, wanted = run.graph, run.settings.evaluation
     ranks = rank(run.model, graph.test.triples, graph.statements.triples, memory_mb=wanted.memory_mb)
+    sides = {side: metrics.json()["mrr"] for side, metrics in ranks.by_side(wanted.ties).items()}
+    return _cost(run) | {"sides": sides}
+
+
+def _cost(run: Run | FederatedRun) -> dict[str, Any]:
+    claim = run.claim
     return {
         "epsilon": claim["epsilon"] if claim["epsilon"] is not None else claim.get("simulated_epsilon"),
-        "delta": claim["delta"],
-        "simulated": claim["epsilon"] is None,
-        "sides": {side: metrics.json()["mrr"] for side, metrics in ranks.by_side(wanted.ties).items()},
+        "delta": claim.get("delta"),
+        "simulated": "simulated_epsilon" in claim,
     }
 
 
