@@ -29,7 +29,7 @@ from tacit.federation.star import Star
 from tacit.folders import PRIVATE
 from tacit.parties import given as given_parties
 from tacit.parties import partition, pool
-from tacit.recipes import RECIPES, Setup
+from tacit.recipes import NEEDS_PRIVACY, RECIPES, Setup
 from tacit.settings import Settings
 from tacit.training import Fit
 
@@ -360,15 +360,17 @@ def test_a_row_that_is_not_finite_reaches_no_one():
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_trains_and_says_what_it_measured(recipe):
     events = []
-    run = quickly(recipe, on_event=events.append)
+    more = {"privacy": "dpsgd", "epsilon": 8.0} if recipe in NEEDS_PRIVACY else {}
+    run = quickly(recipe, on_event=events.append, **more)
     assert RECIPES[recipe].__doc__
+    assert (run.epsilon is None) == (recipe not in NEEDS_PRIVACY)
     assert run.metrics["test"].count == sum(2 * len(graph.test) for graph in SMALL)
     assert [e["round"] for e in events if e["event"] == "round"] == [1, 2, 3, 4]
     assert [e["round"] for e in events if e["event"] == "validation"] == [2, 4]
     total = sum(m.mrr * m.count for m in run.by_party["test"]) / run.metrics["test"].count
     assert run.metrics["test"].mrr == pytest.approx(total)
     spent = run.communication()
-    assert (spent["bytes"] == 0) == (recipe in ("local", "central"))
+    assert (spent["bytes"] == 0) == (recipe in ("local", "central", "dpkge"))
     assert spent["bytes"] == sum(t["sent"] + t["received"] for t in spent["parties"].values())
     assert sum(e.get("given", 0) + e.get("sent", 0) for e in events) == sum(
         record.size for record in run.transcript.records if record.kind == "rows"

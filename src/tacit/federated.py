@@ -43,7 +43,7 @@ from tacit.parties import Parties
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note_start, read_starts
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note, positions
 from tacit.settings import Settings, checked_section, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -64,7 +64,9 @@ class Federation:
     rounds: at most. local_epochs: epochs of each party in a round. fraction: the share of parties that train in one.
     optimizer_state: what becomes of moments when a party is given rows, "reset" as in FedE's code, or "keep".
     aggregation: mean, weighted, circular. values: float32, or float16 for half the bytes. changed_only: send only rows
-    that changed. keep_every: keep the messages' content of every so many rounds, for attacks. keep_mb: at most so much.
+    that changed. holders: how many parties hold the same triple at most, which all have to know; what is private costs
+    so many times. keep_every: keep the messages' content of every so many rounds, for attacks. keep_mb: at most so
+    much.
     """
 
     rounds: int = 300
@@ -74,11 +76,12 @@ class Federation:
     aggregation: str = "mean"
     values: Literal["float32", "float16"] = "float32"
     changed_only: bool = False
+    holders: int = 1
     keep_every: int | None = None
     keep_mb: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_epochs", "keep_every", "keep_mb"):
+        for name in ("rounds", "local_epochs", "holders", "keep_every", "keep_mb"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise BadValue(f"{name} is at least 1, not {value}")
         if not 0 < self.fraction <= 1:
@@ -235,8 +238,15 @@ class FederatedRun:
             raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
         self._transcript = None
         setup = self._setup()
-        if isinstance(self.settings.privacy, Sound) and not self.settings.privacy.trains:
-            return self._end_with(setup.zero_tables(self.recipe), 0)
+        started = False
+        with locked(self.path) if self.path is not None else contextlib.nullcontext():
+            if setup.releases_counts:
+                if self.path is not None and not setup.has_counts:
+                    self._note("start", 0)
+                    started = True
+                setup.prior(self.recipe)
+            if isinstance(self.settings.privacy, Sound) and not self.settings.privacy.trains:
+                return self._end_with(setup.zero_tables(self.recipe), 0)
         together = RECIPES[self.recipe](setup)
         if self.path is None:
             together.run(on_event)
@@ -253,8 +263,8 @@ class FederatedRun:
 
         with self._kept.training(together, resumed) as (files, save):
             LOG.info("the federation begins, or goes on, with %d messages", begun)
-            if isinstance(self.settings.privacy, Sound):
-                note_start(self.path, together.rounds * self.federation.local_epochs)
+            if isinstance(self.settings.privacy, Sound) and not started:
+                self._note("start", together.rounds)
 
             def told(event: Event) -> None:
                 if event["event"] != "kernels":
@@ -268,6 +278,8 @@ class FederatedRun:
                     files["transcript"].write(line.encode() + b"\n")
                 written = len(self.transcript.records)
                 save(together.rounds)
+                if isinstance(self.settings.privacy, Sound):
+                    self._note("saved", together.rounds)
 
             if not together.finished:
                 together.run(told, checkpoint)
@@ -310,7 +322,7 @@ class FederatedRun:
         if not isinstance(self.settings.privacy, Sound):
             return NOT_PRIVATE
         graphs, epochs = self._setup().graphs(self.recipe), self.federation.rounds * self.federation.local_epochs
-        starts = [] if self.path is None else read_starts(self.path)
+        starts = [] if self.path is None else positions(self.path)
         every = self.settings.evaluation.every * self.federation.local_epochs
         spent = [
             joined([*first, *more])
@@ -320,7 +332,11 @@ class FederatedRun:
                 strict=True,
             )
         ]
-        return statement(self.settings, spent, holders=most_holders(self.parties))
+        return statement(self.settings, spent, holders=self.federation.holders)
+
+    def _note(self, kind: Literal["start", "saved"], rounds: int) -> None:
+        assert self.path is not None
+        note(self.path, kind, rounds * self.federation.local_epochs)
 
     @property
     def epsilon(self) -> float | None:
@@ -374,7 +390,7 @@ class FederatedRun:
             raise TacitError(f"there is no party {name!r} here. There are: {', '.join(self.parties.names)}.")
         party = self.parties.names.index(name)
         found = {split: metrics[party] for split, metrics in self.by_party.items()}
-        return Run.of_model(self.settings, self.parties[party], self.model(party), found)
+        return Run.of_model(self.settings, self.parties[party], self.model(party), found, self.claim)
 
     def _setup(self) -> Setup:
         from tacit.recipes import Setup
@@ -515,7 +531,12 @@ def with_noise(recipe: str, parties: Parties, settings: Settings, federation: Fe
 
     setup = Setup(parties, settings, federation, Transcript())
     setup.check(recipe)
-    return solved(settings, setup.graphs(recipe), epochs=federation.rounds * federation.local_epochs)
+    if (found := most_holders(parties)) > federation.holders:
+        raise TacitError(
+            f"a training triple is held by {found} parties, and costs each of them: set federation.holders"
+        )
+    epochs = federation.rounds * federation.local_epochs
+    return solved(settings, setup.graphs(recipe), epochs=epochs, holders=federation.holders)
 
 
 def most_holders(parties: Parties) -> int:

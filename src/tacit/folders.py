@@ -45,6 +45,15 @@ def write_whole(path: Path, data: bytes, mode: int | None = 0o600) -> None:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Make sure that a new file's name is on the disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path, schema: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """Read what `write_json` wrote; another kind, a newer version or a missing field is refused by name."""
     try:

@@ -6,7 +6,7 @@ on public draws, and on no other triple.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -122,6 +122,9 @@ class Negatives:
 
     def refusal(self) -> str | None:
         """Why this may not be used under privacy; None: it may."""
+        return self._refusal()
+
+    def _refusal(self) -> str | None:
         if self.sides == "bernoulli":
             return 'bernoulli sides follow statistics of all triples of a relation: set negatives.sides = "random"'
         if self.scope == "own":
@@ -205,7 +208,8 @@ class Everyone(Negatives):
     """All entities of the party, for one-vs-all and k-vs-all."""
 
     def refusal(self) -> str | None:
-        return None  # nothing is drawn, and whoever is in the table is in the vocabulary
+        # Nothing is drawn, and whoever is in the table is in the vocabulary.
+        return replace(self, scope="vocabulary")._refusal()
 
     def draw(self, world: World, asked: Asked, seed: int) -> dict[str, Any]:
         return {"everyone": True}

@@ -130,11 +130,19 @@ def links(model: Model, graph: Graph, *, top: int = 100) -> list[Prediction]:
 
 
 def export(
-    model: Model, graph: Graph, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False
+    model: Model,
+    graph: Graph,
+    path: str | Path,
+    *,
+    format: Format = "npy",
+    top: int = 100,
+    force: bool = False,
+    fingerprint: bool = True,
 ) -> list[str]:
     """Write a model's rows, or the links it predicts, into a folder; the names of the files.
 
-    Rows that were trained without privacy tell of the triples they were trained on, and so do predicted links.
+    Rows that were trained without privacy tell of the triples they were trained on, and so do predicted links. The
+    graph's `fingerprint` tells whoever knows all triples but one about that one.
     """
     if format not in FORMATS:
         raise BadValue(f"the format is one of {', '.join(FORMATS)}; not {format!r}")
@@ -147,7 +155,7 @@ def export(
             "format": format,
             "scorer": type(model.scorer).__name__,
             "reciprocal": model.reciprocal,
-            "graph": graph.fingerprint,
+            "graph": graph.fingerprint if fingerprint else None,
             "rows": {"entities": len(graph.entities), "relations": len(model.tables.relation)},
         }
         files = sorted(item.name for item in folder.iterdir())

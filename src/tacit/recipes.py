@@ -74,6 +74,8 @@ class Setup:
                 raise TacitError("a party has names that none of its triples has: they cannot be pooled")
         if settings.privacy.sound and recipe == "central":
             raise TacitError("pooled triples are seen by whoever pools them: privacy is for parties that keep theirs")
+        if getattr(settings.privacy, "vectors", False):
+            raise TacitError("noisy counts as vectors are one party's: leave out privacy.vectors in a federation")
         if recipe in NEEDS_PRIVACY and not settings.privacy.sound:
             raise TacitError(f"the recipe {recipe} needs privacy.epsilon")
         if part is None:
@@ -87,13 +89,24 @@ class Setup:
     def fit(self, recipe: str) -> Fit:
         return Fit(self.settings, self.graphs(recipe), prior=self.prior(recipe))
 
+    @property
+    def releases_counts(self) -> bool:
+        privacy = self.settings.privacy
+        return isinstance(privacy, Sound) and (not privacy.trains or bool(privacy.prior_share))
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether they were released before."""
+        return self.counts is not None and self.counts.is_file()
+
     def prior(self, recipe: str) -> Prior | None:
         """What the parties' noisy counts add to every score: released once, and kept; a federation shares the sum."""
         privacy = self.settings.privacy
-        if not isinstance(privacy, Sound) or (privacy.trains and not privacy.prior_share):
+        if not self.releases_counts:
             return None
+        assert isinstance(privacy, Sound)
         if self._prior is None:
-            if self.counts is not None and self.counts.is_file():
+            if self.counts is not None and self.has_counts:
                 tensors, _ = load_tensors(self.counts)
                 made = Prior(tensors["tails"], tensors["heads"])
             else:
@@ -115,7 +128,7 @@ class Setup:
         """Rows that say nothing, where noisy counts are all there is."""
         graphs, twice = self.graphs(recipe), 2 if self.settings.training.reciprocal else 1
         entities, relations = sum(len(g.entities) for g in graphs), sum(twice * len(g.relations) for g in graphs)
-        return Tables.empty(self.settings.scorer, entities, relations)
+        return Tables.empty(self.settings.scorer, entities, relations, len(graphs))
 
     def star(self, recipe: str) -> Together:
         """The parties around a server."""

@@ -16,21 +16,23 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from tacit import __version__
 from tacit.draws import Secret
-from tacit.errors import BadInput, TacitError
+from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import Metrics
 from tacit.examples import Examples
-from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json
-from tacit.graph import Graph, SplitName
+from tacit.folders import PRIVATE, new_folder, read_json, seal, sync_folder, write_json
+from tacit.graph import Graph, Split, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Tables
 from tacit.models.model import Model
@@ -39,8 +41,8 @@ from tacit.negatives import PublicPairs
 from tacit.prediction import Format, Prediction, export, predict
 from tacit.privacy.events import Spent, joined, less
 from tacit.privacy.marginals import Marginals
-from tacit.privacy.plan import again, releases, solved, statement
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.plan import Position, again, releases, solved, statement
+from tacit.privacy.privatizers import Confidential, Sound
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated
@@ -58,6 +60,7 @@ class Run:
         self.metrics: dict[str, Metrics] = {}
         self.best_epoch: int | None = None
         self._model: Model | None = None
+        self._claim: dict[str, Any] | None = None
 
     @staticmethod
     def open(path: str | Path) -> Run:
@@ -79,10 +82,12 @@ class Run:
         return run
 
     @staticmethod
-    def of_model(settings: Settings, graph: Graph, model: Model, metrics: Mapping[str, Metrics]) -> Run:
-        """A run in memory, of a model that was trained elsewhere."""
+    def of_model(
+        settings: Settings, graph: Graph, model: Model, metrics: Mapping[str, Metrics], claim: dict[str, Any]
+    ) -> Run:
+        """A run in memory, of a model that was trained elsewhere, with what is guaranteed there."""
         run = Run(settings, graph)
-        run._model, run.metrics = model, dict(metrics)
+        run._model, run.metrics, run._claim = model, dict(metrics), claim
         return run
 
     @property
@@ -137,7 +142,10 @@ class Run:
 
     def export(self, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False) -> list[str]:
         """Write the rows (npy, tsv, safetensors) or predicted links (nt) into a folder; the names of its files."""
-        return export(self.model, self.graph, path, format=format, top=top, force=force)
+        if format == "nt" and self.settings.privacy.sound:
+            raise TacitError("links leave out what the graph says already, which no epsilon covers: export the rows.")
+        return export(self.model, self.graph, path, format=format, top=top, force=force,
+                      fingerprint=not self.settings.privacy.sound)  # fmt: skip
 
     def events(self) -> Iterator[Event]:
         """What happened in training, epoch by epoch."""
@@ -162,14 +170,20 @@ class Run:
                 relations = (2 if twice else 1) * len(self.graph.relations)
                 nothing = Tables.empty(self.settings.scorer, len(self.graph.entities), relations)
                 return self._end(self._made(nothing, self._counts().prior(twice)), 0)
-        prior = self._counts().prior(twice) if isinstance(privacy, Sound) and privacy.prior_share else None
+        prior, begun = None, False
+        if isinstance(privacy, Sound) and privacy.prior_share:
+            with locked(self.path) if self.path is not None else contextlib.nullcontext():
+                if self.path is not None and not self._counts_file.is_file():
+                    self._begin(0)
+                    begun = True
+                prior = self._counts().prior(twice)
         fit = Fit(self.settings, [self.graph], prior=prior)
         if self.path is None:
             fit.run(on_event)
             return self._end(fit.model(), int(fit.best_epoch[0]))
         with self._kept.training(fit) as (files, checkpoint):
             LOG.info("training begins, or goes on")
-            if isinstance(privacy, Sound):
+            if isinstance(privacy, Sound) and not begun:
                 self._begin(int(fit.cohort.epochs.max()))
 
             def told(event: Event) -> None:
@@ -177,7 +191,14 @@ class Run:
                     files["metrics"].write(json.dumps(event).encode() + b"\n")
                 on_event(event)
 
-            fit.run(told, lambda: checkpoint(int(fit.cohort.epochs.max())))
+            def save() -> None:
+                assert self.path is not None
+                epochs = int(fit.cohort.epochs.max())
+                checkpoint(epochs)
+                if isinstance(privacy, Sound):
+                    note(self.path, "saved", epochs)
+
+            fit.run(told, save)
             LOG.info("training ends")
             return self._end(fit.model(), int(fit.best_epoch[0]))
 
@@ -187,19 +208,22 @@ class Run:
         Killed between the two, a run has paid and not begun, and pays again: never the other way round.
         """
         assert self.path is not None
-        starts = read_starts(self.path)
+        starts = positions(self.path)
         if self.budget is not None:
             from tacit.privacy.budget import Holding
 
             holding, quotes = Holding.load(self.budget), self._quotes()
             for quote in quotes:
                 holding.check_quote(quote["number"], quote["head"])
-            more = less(self._spent([*starts, epochs]), self._spent(starts)) if starts and quotes else self._spent([])
+            here: Position = ("start", epochs)
+            more = less(self._spent([*starts, here]), self._spent(starts)) if starts and quotes else self._spent([])
             if more or not quotes:
-                made = holding.reserve(more, run=self.settings.name, why="training", graph=self.graph)
+                assert isinstance(self.settings.privacy, Sound)
+                whose = protected(self.graph, self.settings.privacy)
+                made = holding.reserve(more, run=self.settings.name, why="training", graph=whose)
                 quotes.append({"name": self.budget, "number": made.number, "head": made.head})
                 write_json(self.path / PRIVATE / "budget.json", "tacit.quotes/1", {"quotes": quotes})
-        note_start(self.path, epochs)
+        note(self.path, "start", epochs)
 
     def _quotes(self) -> list[dict[str, Any]]:
         """Which entries of its holding this run has seen as its last: one for each time that it took from it."""
@@ -215,11 +239,16 @@ class Run:
 
             Holding.load(self.budget).settle(quotes[0]["number"], self._spent([]))
 
+    @property
+    def _counts_file(self) -> Path:
+        assert self.path is not None
+        return self.path / PRIVATE / "counts.safetensors"
+
     def _counts(self) -> Marginals:
         """The noisy counts of this run: released once, and kept, so that a resumed run releases no others."""
         privacy = self.settings.privacy
         assert isinstance(privacy, Sound)
-        where = None if self.path is None else self.path / PRIVATE / "counts.safetensors"
+        where = None if self.path is None else self._counts_file
         if where is not None and where.is_file():
             tensors, facts = load_tensors(where)
             self._kept.check_origin(where, facts, "tacit.counts/1")
@@ -238,6 +267,8 @@ class Run:
     @property
     def claim(self) -> dict[str, Any]:
         """What is guaranteed: computed from what was released."""
+        if self._claim is not None:
+            return self._claim
         if not isinstance(self.settings.privacy, Sound):
             return NOT_PRIVATE
         return statement(self.settings, [self.spent], budget=self._quotes()[-1] if self._quotes() else None)
@@ -245,9 +276,9 @@ class Run:
     @property
     def spent(self) -> Spent:
         """All that this run releases, with what it may have released before it was interrupted."""
-        return self._spent([] if self.path is None else read_starts(self.path))
+        return self._spent([] if self.path is None else positions(self.path))
 
-    def _spent(self, starts: list[int]) -> Spent:
+    def _spent(self, starts: Sequence[Position]) -> Spent:
         training, graphs = self.settings.training, [self.graph]
         every = training.checkpoint_every or self.settings.evaluation.every
         return joined([*releases(self.settings, graphs)[0], *again(self.settings, graphs, starts, every)[0]])
@@ -288,22 +319,45 @@ class Run:
         return self
 
 
-def note_start(path: Path, epochs: int) -> None:
-    """Write down, before a private training takes a step, after how many epochs it begins or goes on."""
-    with open(path / PRIVATE / "starts", "ab") as file:
-        file.write(f"{epochs}\n".encode())
+def note(path: Path, kind: Literal["start", "saved"], epochs: int) -> None:
+    """Write down where a private training begins or goes on, before it takes a step, and where it was saved."""
+    where = path / PRIVATE / "positions"
+    new = not where.exists()
+    with open(where, "ab") as file:
+        whole = where.read_bytes()
+        file.truncate(whole.rfind(b"\n") + 1)  # a line that was cut off was none yet
+        file.write(f"{kind} {epochs}\n".encode())
         file.flush()
         os.fsync(file.fileno())
+    if new:
+        sync_folder(where.parent)
 
 
-def read_starts(path: Path) -> list[int]:
-    """What `note_start` wrote; a line that was cut off was no start yet."""
-    where = path / PRIVATE / "starts"
-    try:
-        *lines, _ = where.read_bytes().split(b"\n") if where.is_file() else [b""]
-        return [int(line) for line in lines]
-    except ValueError:
-        raise BadInput(f"{where}: does not hold numbers of epochs: the file is damaged.") from None
+def positions(path: Path) -> list[Position]:
+    """What `note` wrote."""
+    where = path / PRIVATE / "positions"
+    if not where.is_file():
+        return []
+    *lines, _ = where.read_text(encoding="ascii", errors="replace").split("\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        match = re.fullmatch(r"(start|saved) ([0-9]{1,15})", line)
+        if match is None:
+            problem = Problem(str(where), number, excerpt(line), "start or saved, and a number of epochs")
+            raise BadInput(f"{where}: is damaged.", [problem])
+        found.append((match[1], int(match[2])))
+    return found
+
+
+def protected(graph: Graph, privatizer: Sound) -> Graph:
+    """The statements that a privatizer protects, over the same names."""
+    if not isinstance(privatizer, Confidential):
+        return graph
+    kept = {}
+    for name, split in graph.splits.items():
+        marks = split.confidential if split.confidential is not None else np.zeros(len(split), bool)
+        kept[name] = Split(split.triples[marks], marks[marks], None if split.group is None else split.group[marks])
+    return replace(graph, **kept)  # type: ignore[arg-type]
 
 
 def prior_of(tensors: Mapping[str, Any]) -> Prior | None:

@@ -125,6 +125,8 @@ class Settings:
             raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
         if self.privacy.sound and self.privacy.trains and (reasons := self.refusals()):
             raise BadValue(f"this may not be done under privacy: {'; '.join(reasons)}")
+        if isinstance(self.privacy, Marginals) and self.privacy.vectors and self.training.reciprocal:
+            raise BadValue("noisy counts as vectors have no inverse relations: set training.reciprocal = false")
         if isinstance(self.privacy, Marginals) and self.privacy.vectors and type(self.scorer) is not RESCAL:
             raise BadValue('noisy counts as vectors are rows of RESCAL: set scorer.name = "rescal"')
 

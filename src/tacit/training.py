@@ -220,7 +220,7 @@ class Fit:
                 break
             loss, many = private.step(active)
             total, count, number = total + loss, count + many, number + 1
-        self._look(total, 1, cohort.steps)
+        # A unit whose loss is not finite adds nothing; to stop for it would tell of it. Rows are looked at, as always.
         cohort.epochs += torch.from_numpy(wanted).to(self.device)
         mean = (total / count).tolist()
         return EpochReport(tuple(mean), number, int(count.sum()), time.perf_counter() - began)
@@ -332,8 +332,9 @@ class Fit:
             if name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
                 raise BadInput(f"the state has no {name!r} that fits this training.")
         self.cohort.load(state)
-        if self.private is not None and "private.mask" in state:
-            self.private.mask = state["private.mask"].to(self.device)
+        if self.private is not None:
+            self.private.new_key()
+            self.private.mask = state["private.mask"].to(self.device) if "private.mask" in state else None
         for name, tensor in self.best.tensors().items():
             tensor.copy_(state[f"best.{name}"])
         for name in ("best_mrr", "best_epoch", "waited", "finished"):

@@ -126,10 +126,10 @@ class Tables:
         return Tables(tensors["entity"], tensors["relation"], tuple(tensors[f"shared.{i}"] for i in range(shared)))
 
     @staticmethod
-    def empty(scorer: Scorer, entities: int, relations: int) -> Tables:
+    def empty(scorer: Scorer, entities: int, relations: int, parties: int = 1) -> Tables:
         """Rows of zeros, as short as the scorer has them: every score is the same."""
         entity, relation = scorer.widths(1)
-        shared = tuple(torch.zeros(1, *shape) for shape in scorer.shared_shapes(1))
+        shared = tuple(torch.zeros(parties, *shape) for shape in scorer.shared_shapes(1))
         return Tables(torch.zeros(entities, entity), torch.zeros(relations, relation), shared)
 
     def like(self, function: Any) -> Tables:

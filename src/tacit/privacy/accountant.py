@@ -119,6 +119,20 @@ def by_renyi(segments: Sequence[Segment], delta: float, *, group: int = 1) -> fl
     return min(converted(order, r, left) for order, r in zip(ORDERS, curve(spent, group=group), strict=True))
 
 
+def held_by(spent: Sequence[Spent], holders: int, delta: float) -> list[float]:
+    """Each party's epsilon, if a triple is held by so many of them at most: its own, or with what others may add to it.
+
+    Others add no more than the largest divergence of any party, at each order.
+    """
+    if holders == 1:
+        return [epsilon(each, delta) for each in spent]
+    most = np.max([curve(each) for each in spent], axis=0)
+    return [
+        max(epsilon(each, delta), min(converted(a, r, delta) for a, r in zip(ORDERS, holders * most, strict=True)))
+        for each in spent
+    ]
+
+
 def converted(order: float, divergence: float, delta: float) -> float:
     """The epsilon that a Renyi divergence of that order gives (Balle et al. 2020; Canonne et al. 2020)."""
     return max(0.0, divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
@@ -205,6 +219,17 @@ class Target:
             # Nearly always the smaller bound, and many times faster to ask than all orders.
             return not whole or by_losses(whole, self.delta, group=self.group) <= self.epsilon
         return by_renyi(whole, self.delta, group=self.group) <= self.epsilon
+
+
+@dataclass(frozen=True)
+class HeldBy(Target):
+    """The same for a triple that several parties hold, each of whom releases as much."""
+
+    holders: int = 1
+
+    def holds(self, more: Sequence[Segment]) -> bool:
+        """Whether so many such releases stay within it."""
+        return super().holds(more) and held_by([joined(more)], self.holders, self.delta)[0] <= self.epsilon
 
 
 def noise_for(target: Target, release: Callable[[float], Sequence[Segment]]) -> float:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from tacit.graph import Graph
-from tacit.privacy.events import Spent, joined, times
+from tacit.privacy.events import Spent, joined
 from tacit.privacy.privatizers import Confidential, Sound
 from tacit.privacy.steps import public_numbers
 from tacit.settings import Settings
 
+Position = tuple[str, int]
+"""("start" or "saved", after how many epochs)."""
 NOT_COVERED = (
     "the names of entities and relations: they are taken to be public, and every name has a row",
-    "how many triples there are, to two digits, unless privacy.size says a public number",
+    "about how many triples there are, to one or two digits, unless privacy.size is a public number",
     "the choice of settings: trying several on the same triples costs each time",
     "what the owner does with the metrics in private/: they are computed from the triples without noise",
 )
@@ -33,14 +35,19 @@ def steps_of(settings: Settings, graphs: Sequence[Graph], epochs: int | None = N
 
 
 def solved(
-    settings: Settings, graphs: Sequence[Graph], *, epochs: int | None = None, limits: Sequence[Sequence[float]] = ()
+    settings: Settings,
+    graphs: Sequence[Graph],
+    *,
+    epochs: int | None = None,
+    limits: Sequence[Sequence[float]] = (),
+    holders: int = 1,
 ) -> Settings:
-    """The same settings with all noise known. `limits`: what is left of a holding."""
+    """The same settings with all noise known. `limits`: what is left of a holding. `holders`: see `statement`."""
     privatizer = settings.privacy
     if not isinstance(privatizer, Sound):
         return settings
     rates, steps = steps_of(settings, graphs, epochs) if privatizer.trains else ([1.0], [0])
-    return replace(settings, privacy=privatizer.solved(rates, steps, limits))
+    return replace(settings, privacy=privatizer.solved(rates, steps, limits, holders))
 
 
 def releases(settings: Settings, graphs: Sequence[Graph], *, epochs: int | None = None) -> list[Spent]:
@@ -54,29 +61,35 @@ def releases(settings: Settings, graphs: Sequence[Graph], *, epochs: int | None 
 
 
 def again(
-    settings: Settings, graphs: Sequence[Graph], starts: Sequence[int], every: int, *, epochs: int | None = None
+    settings: Settings, graphs: Sequence[Graph], journal: Sequence[Position], every: int, *, epochs: int | None = None
 ) -> list[Spent]:
     """What each party may have released twice: a resumed training has new noise, and takes steps again.
 
-    `starts`: the epochs (of each start) after which training began or went on. Between one start and the next, no more
-    can have been lost than what lies between two checkpoints, `every` so many epochs.
+    `journal`: where training began or went on, and where it was saved, in epochs (`run.note`). One that goes on at some
+    point was interrupted not later than `every` epochs after the last point that it was saved at.
     """
     privatizer = settings.privacy
     assert isinstance(privatizer, Sound)
-    if privatizer.noise == "seeded" or not privatizer.trains or len(starts) < 2:
+    windows, furthest, begun = [], 0, False
+    for kind, at in journal:
+        if kind == "saved":
+            furthest = max(furthest, at)
+            continue
+        if begun:
+            windows.append((at, max(at, furthest) + every))
+        begun, furthest = True, at
+    if privatizer.noise == "seeded" or not privatizer.trains or not windows:
         return [()] * len(graphs)
-    rates, steps = steps_of(settings, graphs, epochs)
-    each = [many // (epochs or settings.training.epochs) for many in steps]
+    _, rates, per_epoch = public_numbers(privatizer, graphs, settings.training.batch)
+    _, steps = steps_of(settings, graphs, epochs)
     found = []
-    for rate, many, per_epoch in zip(rates, steps, each, strict=True):
+    for rate, many, each in zip(rates, steps, per_epoch, strict=True):
         twice = [
             segment
-            for first in starts[1:]
-            for segment in privatizer.segments(
-                rate, min(many, first * per_epoch), min(many, (first + every) * per_epoch)
-            )
+            for first, last in windows
+            for segment in privatizer.segments(rate, min(many, first * each), min(many, last * each))
         ]
-        found.append(joined([*twice, *(privatizer.once() if 0 in starts[1:] else ())]))
+        found.append(joined([*twice, *(privatizer.once() if any(first == 0 for first, _ in windows) else ())]))
     return found
 
 
@@ -85,15 +98,16 @@ def statement(
 ) -> dict[str, Any]:
     """What is guaranteed, as `shareable/privacy.json` has it: computed from the releases, never from what was asked.
 
-    `holders`: how many parties may hold the same triple. Parties whose triples are disjoint do not add up.
+    `holders`: how many parties hold the same triple at most, as everybody may know. Parties whose triples are disjoint
+    do not add up.
     """
-    from tacit.privacy.accountant import epsilon
+    from tacit.privacy.accountant import held_by
 
     privatizer = settings.privacy
     assert isinstance(privatizer, Sound)
     simulated, missing = privatizer.noise == "seeded", False
     try:
-        found = [epsilon(times(each, holders), privatizer.delta) for each in spent]
+        found = held_by(spent, holders, privatizer.delta)
     except ModuleNotFoundError:
         found, missing = [], True
     unit = "one triple" if privatizer.unit == "triple" else f"one group of at most {privatizer.group} triples"
@@ -109,7 +123,7 @@ def statement(
         "by_party": [None if simulated else each for each in found],
         "releases": [[segment.json() for segment in each] for each in spent],
         "composition": "Parties whose triples are disjoint: the largest of their epsilons holds for everyone. "
-        f"A triple that several hold costs each of them; counted here: {holders}.",
+        f"A triple that several hold costs each of them; taken here to be {holders} at most.",
         "covers": "everything in shareable/, every message to others, and whatever is computed from these",
         "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])],
         "budget": budget,

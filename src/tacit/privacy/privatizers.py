@@ -161,15 +161,23 @@ class Sound(Privatizer):
         """The number of units that rates and steps follow."""
         return self.size if self.size is not None else rounded(units)
 
-    def solved(self, rates: Sequence[float], steps: Sequence[int], limits: Sequence[Sequence[float]] = ()) -> Sound:
-        """The same with all noise known: enough for every party. `limits`: what is left of a holding, by orders."""
-        from tacit.privacy.accountant import Target, noise_for
+    def solved(
+        self, rates: Sequence[float], steps: Sequence[int], limits: Sequence[Sequence[float]] = (), holders: int = 1
+    ) -> Sound:
+        """The same with all noise known: enough for every party. `limits`: what is left of a holding, by orders.
+
+        `holders`: how many parties hold the same triple at most.
+        """
+        from tacit.privacy.accountant import HeldBy, Target, noise_for
 
         if self.epsilon is None:
             if any(getattr(self, name) is None for name in self.shares()):
                 raise BadValue("without privacy.epsilon the noise of every release has to be given")
             return self
-        target = Target(self.epsilon, self.delta, limits=tuple((a, b) for a, b in limits))
+        left = tuple((a, b) for a, b in limits)
+        target = Target(self.epsilon, self.delta, limits=left)
+        if holders > 1:
+            target = HeldBy(self.epsilon, self.delta, limits=left, holders=holders)
         chosen = self
         if missing := {name: share for name, share in self.shares().items() if getattr(self, name) is None}:
             least = noise_for(target, lambda sigma: [Segment(Gaussian(sigma))])
@@ -273,9 +281,9 @@ class Confidential(Sound):
 
 
 def rounded(units: int) -> int:
-    """To two digits, at least 1."""
-    digits = max(0, len(str(max(units, 1))) - 2)
-    return max(1, int(round(units / 10**digits) * 10**digits))
+    """To two digits, below 1,000 to one; at least 10."""
+    digits = max(1, len(str(max(units, 1))) - (2 if units >= 1000 else 1))
+    return max(10, int(round(units / 10**digits) * 10**digits))
 
 
 PRIVATIZERS: dict[str, type[Privatizer]] = {

@@ -85,10 +85,12 @@ class PrivateSteps:
     def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph]):
         if privatizer.sigma is None:
             raise TacitError("the noise of this training has not been solved for yet")
+        for reason in (examples.negatives.refusal(), examples.sampling.refusal()):
+            if reason is not None:
+                raise TacitError(f"this may not be done under privacy: {reason}")
         self.privatizer, self.cohort, self.kernel, self.examples = privatizer, cohort, kernel, examples
         self.graphs, self.device, self.layout = tuple(graphs), examples.device, examples.layout
-        seeded = privatizer.noise == "seeded"
-        self.secret = Secret.simulation(examples.seed) if seeded else Secret.fresh()
+        self.new_key()
         self.batch, self.rates, self.per_epoch = public_numbers(privatizer, self.graphs, examples.sampling.batch)
         self.units = Units([self._units(party) for party in range(len(graphs))], self.layout.numbers, self.device)
         self.bounds = torch.tensor([sampling_bound(rate) for rate in self.rates], device=self.device)
@@ -106,6 +108,11 @@ class PrivateSteps:
             )
             shares = [min(1.0, each / max(size, 1)) for each, size in zip(self.batch, sizes, strict=True)]
             self.public_bounds = torch.tensor([sampling_bound(share) for share in shares], device=self.device)
+
+    def new_key(self) -> None:
+        """For another training, or one that goes on from an earlier state: no noise is ever drawn twice."""
+        seeded = self.privatizer.noise == "seeded"
+        self.secret = Secret.simulation(self.examples.seed) if seeded else Secret.fresh()
 
     def _units(self, party: int) -> tuple[np.ndarray, np.ndarray]:
         """A party's protected rows, and the unit of each. Of a group that is too large, those stay that come first by a
