@@ -6,7 +6,7 @@ them). Whatever is released without such an event is not private.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -159,13 +159,6 @@ class Register:
     @property
     def spent(self) -> Spent:
         return joined(self._segments)
-
-
-def times(segments: Sequence[Segment], holders: int) -> Spent:
-    """What it costs a triple that so many parties hold, each of whom releases this."""
-    if type(holders) is not int or holders < 1:
-        raise BadValue(f"a triple has at least one holder, not {holders}")
-    return tuple(Segment(s.event, s.count * holders) for s in joined(segments))
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from tacit.errors import BadValue
-from tacit.privacy.events import Event, Gaussian, Sampled, Segment, Spent, joined
+from tacit.privacy.events import Event, Gaussian, Register, Sampled, Segment, Spent, joined
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class Sound(Privatizer):
 
     def segments(self, rate: float, first: int, last: int) -> Spent:
         """What steps first to last (not included) release, at a sampling rate."""
-        found, step = [], first
+        register, step = Register(), first
         while step < last:
             end = last if self.noise_falls == 1 else min(last, (step // self.noise_every + 1) * self.noise_every)
-            count = self.private_steps(end) - self.private_steps(step)
-            found.append(Segment(self.event(rate, self.multiplier(step)), count))
+            event = self.event(rate, self.multiplier(step))
+            register.steps(self.private_steps(step), self.private_steps(end), event)
             step = end
-        return joined(found)
+        return register.spent
 
     def whole(self, rate: float, steps: int) -> Spent:
         """All that a training of so many steps releases."""

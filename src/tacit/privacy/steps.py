@@ -20,7 +20,6 @@ from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import NO_GROUP, Graph
 from tacit.kernels.contract import Clipped, Kernel, Plain
-from tacit.privacy.events import Spent, joined
 from tacit.privacy.privatizers import AdaFEST, Confidential, Sound
 
 Tensor = Any
@@ -133,13 +132,6 @@ class PrivateSteps:
         first = np.searchsorted(group[order], group[order], side="left")
         kept = order[np.arange(len(order)) - first < self.privatizer.group]
         return chosen[kept] + start, group[kept]
-
-    # -- what it costs -------------------------------------------------------------------------------------------------
-
-    def spent(self, party: int, steps: int) -> Spent:
-        """What a party has released after so many steps."""
-        privatizer = self.privatizer
-        return joined([*privatizer.once(), *privatizer.segments(self.rates[party], 0, steps)])
 
     # -- before the first step -----------------------------------------------------------------------------------------
 
