@@ -244,6 +244,7 @@ def test_names_do_not_run_together(home):
     Holding.begin("a", epsilon=8, delta=1e-5, graph=Graph.from_triples([("ab", "c", "d")]), home=home)
     for k, triple in enumerate([("a", "bc", "d"), ("ab", "cd", "d"), ("a", "b", "cd"), ("d", "c", "ab")]):
         Holding.begin(f"b{k}", epsilon=8, delta=1e-5, graph=Graph.from_triples([triple]), home=home)
+    assert len(names(home)) == 5
 
 
 def test_what_statements_are_compared_with_cannot_be_lost(home, held):

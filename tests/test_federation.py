@@ -357,6 +357,12 @@ def test_a_row_that_is_not_finite_reaches_no_one():
 # -- recipes and runs --------------------------------------------------------------------------------------------------
 
 
+def test_the_commands_help_names_every_recipe():
+    from tacit.cli.federate import RECIPE_NAMES
+
+    assert tuple(RECIPES) == RECIPE_NAMES
+
+
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_trains_and_says_what_it_measured(recipe):
     events = []

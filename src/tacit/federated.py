@@ -380,7 +380,7 @@ class FederatedRun:
         tables, prior = self._tables.party(layout, place), self._setup().prior(self.recipe)
         if prior is not None:
             rows, columns = layout.rows("relation", place), layout.entities[place]
-            prior = Prior(prior.tails[rows, :columns], prior.heads[rows, :columns])
+            prior = Prior(prior.tails[rows, :columns], prior.heads[rows, :columns]).to(tables.entity.device)
         model = Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
         return model.seen_by(graphs[0], self.parties[party]) if whole else model
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tacit.draws import Secret
@@ -36,7 +36,7 @@ from tacit.training import Fit
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
     """Who takes part, and what is wanted."""
 
@@ -46,7 +46,7 @@ class Setup:
     transcript: Transcript
     counts: Path | None = None
     """Where the parties' noisy counts are kept, if they release any: once."""
-    _prior: Prior | None = None
+    _prior: Prior | None = field(default=None, init=False, repr=False)
 
     def graphs(self, recipe: str) -> tuple[Graph, ...]:
         """What a recipe trains on."""
@@ -121,7 +121,7 @@ class Setup:
                 made = stacked(found, self.settings.training.reciprocal)
                 if self.counts is not None:
                     save_tensors(self.counts, {"tails": made.tails, "heads": made.heads}, {"schema": "tacit.counts/1"})
-            object.__setattr__(self, "_prior", made)
+            self._prior = made
         return self._prior
 
     def zero_tables(self, recipe: str) -> Tables:

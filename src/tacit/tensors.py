@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from tacit.errors import BadInput
+from tacit.folders import sync_folder
 from tacit.graph import SPLITS, Graph, Split, Vocab
 
 Tensor = Any
@@ -55,7 +56,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -64,15 +65,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 def _private(path: str, flags: int) -> int:
     """Tables and graphs are for their owner's eyes, wherever their file goes."""
     return os.open(path, flags, 0o600)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force a rename to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

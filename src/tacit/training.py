@@ -111,7 +111,7 @@ class Fit:
             there = str(self.device) if self.device.type == "cuda" and scorer.init == "uniform" else None
             tables = Tables.begin(scorer, dim, self.layout, seed=settings.seed, weights=weights, device=there)
         tables = tables.like(lambda tensor: tensor.to(self.device))
-        self.prior = prior
+        prior = self.prior = None if prior is None else prior.to(self.device)
         self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
         self.kernel = kernel_for(kernel or settings.training.kernel, self.device)(
             Objective(scorer, settings.loss, settings.regulariser, prior), self.layout

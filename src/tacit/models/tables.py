@@ -157,6 +157,10 @@ class Prior:
     heads: Tensor
     scale: float = field(default=1.0)
 
+    def to(self, device: Any) -> Prior:
+        """The same on a device."""
+        return Prior(self.tails.to(device), self.heads.to(device), self.scale)
+
     def of(self, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
         """The term of each triple; relation by its row in the table, entities by their ids at their party."""
         return self.scale * (self.tails[relation, tail] + self.heads[relation, head])

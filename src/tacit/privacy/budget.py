@@ -28,6 +28,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tacit.errors import BadInput, BadValue, Problem, TacitError, excerpt
+from tacit.folders import sync_folder
 from tacit.graph import Graph, name_fault
 from tacit.privacy import accountant
 from tacit.privacy.events import Gaussian, Sampled, SampledCurve, Segment, Spent, joined
@@ -181,7 +182,7 @@ class Holding:
             ):
                 _write_at(draft / file, 0, data)
             os.rename(draft, folder)
-            _sync(home)
+            sync_folder(home)
             _write_at(home / HEADS, witness.end, _seen(name, [entry]))
             return cls(name, home, _read(home, name, _read_witness(home)))
 
@@ -377,7 +378,7 @@ class Holding:
         registered = hashlib.sha256(whole).hexdigest()
         if registered != chain.registered:
             _write_at(folder / COMING, 0, whole)
-            _sync(folder)
+            sync_folder(folder)
         return registered
 
     def __repr__(self) -> str:
@@ -834,7 +835,7 @@ def _promote(folder: Path, registered: str) -> None:
     coming = folder / COMING
     if coming.exists() and hashlib.sha256(coming.read_bytes()).hexdigest() == registered:
         os.replace(coming, folder / STATEMENTS)
-        _sync(folder)
+        sync_folder(folder)
 
 
 def _check_overlap(home: Path, name: str, witness: _Witness, statements: Hashes, salt: bytes) -> None:
@@ -865,7 +866,7 @@ def _salt(home: Path, *, make: bool = False) -> bytes:
         _write_at(draft, 0, os.urandom(32))
         os.link(draft, path)  # whole, and never in place of another
         os.unlink(draft)
-        _sync(home)
+        sync_folder(home)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32:
         raise BadInput(f"{path}: is missing or damaged, and statements cannot be compared without it.", hint=RESTORE)
@@ -916,13 +917,4 @@ def _write_at(path: Path, end: int, data: bytes) -> None:
     finally:
         os.close(file)
     if not end:
-        _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+        sync_folder(path.parent)
