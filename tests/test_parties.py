@@ -94,6 +94,28 @@ def test_a_party_gets_its_share_of_the_entities():
     assert [round(len(p.train) / len(p.statements), 2) for p in parties] == [0.8] * 3
 
 
+@given(graphs(plain_triples), methods, st.integers(1, 3), st.integers(0, 2**64 - 1), st.integers(1, 3))
+def test_what_is_held_out_may_be_well_known(graph, by, parts, seed, known):
+    plain, careful = (divide(graph, by, parts, seed=seed, split=(0.6, 0.2, 0.2), known=k) for k in (0, known))
+    if plain is None:
+        return
+    for usual, party in zip(plain, careful, strict=True):
+        assert set().union(*named(usual).values()) == set().union(*named(party).values())
+        train = named(party)["train"]
+        held = named(party)["valid"] | named(party)["test"]
+        for h, r, t in held:
+            assert sum(h in (x, z) for x, _, z in train) >= known
+            assert sum(t in (x, z) for x, _, z in train) >= known
+            assert sum(r == y for _, y, _ in train) >= known
+        wanted = len(named(usual)["valid"] | named(usual)["test"])
+        assert len(held) <= wanted
+        if len(held) < wanted:  # then no triple that is left could be held out as well
+            for h, r, t in train:
+                rest = train - {(h, r, t)}
+                counts = [sum(e in (x, z) for x, _, z in rest) for e in (h, t)] + [sum(r == y for _, y, _ in rest)]
+                assert min(counts) < known
+
+
 def test_a_small_partition_is_what_it_always_was():
     """The draws behind a seed are a promise; a change here changes every published split."""
     prints = [party.fingerprint[:12] for by in METHODS for party in partition(grid(10), by, 2, seed=7)]
@@ -113,6 +135,8 @@ def test_a_small_partition_is_what_it_always_was():
         ("triples", {"split": "most"}, "add up to 1"),
         ("triples", {"split": (float("nan"),) * 3}, "add up to 1"),
         ("triples", {"seed": -1}, "a seed is"),
+        ("triples", {"known": -1}, "from 0 on"),
+        ("triples", {"known": 2, "split": "keep"}, "for a fresh split"),
     ],
 )
 def test_what_makes_no_sense_is_refused(by, options, message):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
@@ -156,6 +157,7 @@ def partition(
     seed: int = 0,
     share: float = 0.7,
     split: tuple[float, float, float] | Literal["keep"] | None = None,
+    known: int = 0,
 ) -> Parties:
     """Divide a graph among parties.
 
@@ -174,6 +176,9 @@ def partition(
         How each party's triples become train, valid and test: three shares, or "keep" for the graph's own splits.
         Default: the method's own, which is "keep" for entities and 80/10/10 for triples and relations; and 80/10/10
         for a graph that has no splits.
+    known
+        Hold a triple out for valid or test only if its head, its tail and its relation each keep so many triples in
+        train. Fewer than asked for are held out if there are no more such triples. FedR's code does so with 2.
     """
     source = graph.fingerprint
     if by not in METHODS:
@@ -184,6 +189,8 @@ def partition(
         raise TacitError(f"The share of entities is above 0 and at most 1, not {share}.")
     if split is None:
         split = "keep" if by == "entities" and (len(graph.valid) or len(graph.test)) else FRESH_SPLIT
+    if known < 0 or (known and split == "keep"):
+        raise TacitError(f"known is a number of triples from 0 on, for a fresh split; found {known} for {split}.")
     if split != "keep":
         if isinstance(split, str) or len(split) != 3 or not (min(split) >= 0 and abs(sum(split) - 1) < 1e-9):
             raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
@@ -201,6 +208,10 @@ def partition(
         else:
             rows = rows[Stream(seed, Purpose.SPLIT, party).permutation(len(rows))]
             pieces = np.split(rows, np.rint(np.cumsum(split[:2]) * len(rows)).astype(int))
+            if known:
+                held = _well_known(pool[rows], known, len(rows) - len(pieces[0]))
+                after = round(int(held.sum()) * split[1] / (split[1] + split[2])) if held.any() else 0
+                pieces = [rows[~held], *np.split(rows[held], [after])]
         graphs.append(graph.carve(dict(zip(SPLITS, pieces, strict=True))))
     if empty := [i for i, part in enumerate(graphs) if not len(part.train)]:
         raise TacitError(f"{len(empty)} of {parts} parties would get no training triple. Divide among fewer parties.")
@@ -209,8 +220,26 @@ def partition(
     origin["split"] = split if split == "keep" else list(split)
     if by == "entities":
         origin["share"] = share
+    if known:
+        origin["known"] = known
     LOG.info("divided %d triples by %s among %d parties, %d left out", len(first), by, parts, left_out)
     return Parties(tuple(f"party-{i:02d}" for i in range(parts)), tuple(graphs), None, origin)
+
+
+def _well_known(triples: Ids, known: int, wanted: int) -> npt.NDArray[np.bool_]:
+    """Up to `wanted` triples, the first that leave their head, tail and relation `known` others that are not chosen."""
+    entities, relations = Counter(triples[:, [0, 2]].ravel().tolist()), Counter(triples[:, 1].tolist())
+    entities.subtract(triples[triples[:, 0] == triples[:, 2], 0].tolist())  # a loop is one triple of its entity
+    held = np.zeros(len(triples), bool)
+    for place, (h, r, t) in enumerate(triples.tolist()):
+        if wanted == 0:
+            break
+        if min(entities[h], entities[t], relations[r]) > known:
+            held[place] = True
+            wanted -= 1
+            entities.subtract({h, t})
+            relations[r] -= 1
+    return held
 
 
 Owner = npt.NDArray[np.int64]

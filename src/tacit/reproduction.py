@@ -307,7 +307,7 @@ def run_cell(
         run = _opened(cell, settings, parties.graphs, folder, FederatedRun.open, make)
         if not run.finished:
             run.train(on_event)
-        events, more = run.events(), _of_federation(run) | _cost(run)
+        events, more = run.events(), {"partition": dict(cell.divided)} | _of_federation(run) | _cost(run)
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
     return {
         "table": cell.table,

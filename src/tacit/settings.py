@@ -271,7 +271,7 @@ def plain_section(given: Any, name: str, known: Mapping[str, type]) -> dict[str,
     return dict(given)
 
 
-PARTITION: dict[str, type] = {"by": str, "parts": int, "split": list, "share": float}
+PARTITION: dict[str, type] = {"by": str, "parts": int, "split": list, "share": float, "known": int}
 """The keys of [partition]: how one graph becomes several parties'."""
 
 

@@ -84,6 +84,9 @@ def data_partition(
     split: Annotated[
         str | None, typer.Option(help="'keep', or shares such as 0.8,0.1,0.1. Default: the method's own.")
     ] = None,
+    known: Annotated[
+        int, typer.Option(min=0, help="Hold out only triples whose ends and relation keep so many in train.")
+    ] = 0,
     alignment: Annotated[Path | None, typer.Option(help="By given: pairs of names that mean the same.")] = None,
     columns: Columns = None,
     separator: Separator = None,
@@ -111,7 +114,7 @@ def data_partition(
             raise TacitError(f"--by {by} divides one graph. For several graphs and an --alignment, write --by given.")
         else:
             [graph] = graphs.values()
-            made = partition(graph, by, parts, seed=seed, share=share, split=shares(split))  # type: ignore[arg-type]
+            made = partition(graph, by, parts, seed=seed, share=share, split=shares(split), known=known)  # type: ignore[arg-type]
         fill_parties(made, folder)
         statistics = made.statistics()
     if as_json:

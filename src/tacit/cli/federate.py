@@ -147,8 +147,7 @@ def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: i
     options: dict[str, Any] = (
         {"split": shares(wanted) if isinstance(wanted, str) else tuple(wanted)} if wanted is not None else {}
     )
-    if "share" in divided:
-        options["share"] = divided["share"]
+    options |= {key: divided[key] for key in ("share", "known") if key in divided}
     return partition(found, divided["by"], divided["parts"], seed=seed, **options)
 
 
