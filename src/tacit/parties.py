@@ -210,8 +210,9 @@ def partition(
             pieces = np.split(rows, np.rint(np.cumsum(split[:2]) * len(rows)).astype(int))
             if known:
                 held = _well_known(pool[rows], known, len(rows) - len(pieces[0]))
-                after = round(int(held.sum()) * split[1] / (split[1] + split[2])) if held.any() else 0
-                pieces = [rows[~held], *np.split(rows[held], [after])]
+                out = rows[held][Stream(seed, Purpose.SPLIT, party, step=1).permutation(int(held.sum()))]
+                valid = round(len(out) * split[1] / (split[1] + split[2])) if len(out) else 0
+                pieces = [rows[~held], *np.split(out, [valid])]
         graphs.append(graph.carve(dict(zip(SPLITS, pieces, strict=True))))
     if empty := [i for i, part in enumerate(graphs) if not len(part.train)]:
         raise TacitError(f"{len(empty)} of {parts} parties would get no training triple. Divide among fewer parties.")
