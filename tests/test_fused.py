@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tacit import kernels
 from tacit.cohort import SecretNoise
-from tacit.draws import MASK, Purpose, Secret, chacha
+from tacit.draws import MASK, Purpose, Secret, chacha, philox
 from tacit.errors import TacitError
 from tacit.evaluation import rank
 from tacit.graph import Graph
@@ -409,11 +409,34 @@ def test_triton_kernels_equal_the_reference():
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
 
 
+def check_draws(rng):
+    """Draws of a GPU's kernels against `tacit.draws`: equal bits, normals equal but for rounding."""
+    from tacit.kernels import gpu_draws
+
+    for count in (1, 7, 1030):
+        words = [torch.tensor(rng.integers(0, 2**32, count)) for _ in range(4)]
+        words[2] = words[2][:1]  # they broadcast
+        key = tuple(int(x) for x in rng.integers(0, 2**32, 2))
+        ours, theirs = gpu_draws.philox(tuple(words), key), philox(tuple(words), key)
+        assert all(torch.equal(a, b.expand(count)) for a, b in zip(ours, theirs, strict=True))
+        secret, block = Secret.fresh(), torch.tensor(rng.integers(0, 2**40, count))
+        step, party = torch.tensor(rng.integers(0, 2**32, count)), torch.tensor(rng.integers(0, 2**20, count))
+        whose = party | Purpose.SAMPLE << 20
+        assert torch.equal(
+            gpu_draws.secret_blocks(secret, whose, step, block), secret.blocks(Purpose.SAMPLE, party, step, block)
+        )
+        into, at = torch.tensor(rng.normal(size=count), dtype=torch.float32), int(rng.integers(0, 2**32))
+        expected = into + 2.5 * secret.normal(Purpose.NOISE_ENTITY, 1, at, count)
+        gpu_draws.add_secret_normals(secret, Purpose.NOISE_ENTITY, 1, at, 2.5, into)
+        assert torch.allclose(into, expected, rtol=1e-5, atol=1e-5)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the interpreter divides by zero where a GPU's kernel does, and masks it as well
     generator = np.random.default_rng(int(sys.argv[1]))
     from tacit.kernels import gpu_counting
 
+    check_draws(generator)
     for each_loss in LOSSES:
         for each_scorer in COVERED:
             check_gradients(kernel_for("triton", torch.device("cpu")), generator, each_scorer, each_loss)

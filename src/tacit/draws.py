@@ -102,7 +102,19 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
             raise BadValue(f"{name} must be in [0, {limit}), not {value}")
     zero = block * 0
     counter = (block & MASK, (block >> 32) & MASK, zero + step, zero + party | int(purpose) << 20)
-    return philox(counter, (seed & MASK, seed >> 32))
+    key = (seed & MASK, seed >> 32)
+    if (kernels := _on_gpu(block)) is not None:
+        return kernels.philox(counter, key)  # type: ignore[no-any-return]
+    return philox(counter, key)
+
+
+def _on_gpu(words: Array) -> Any:
+    """The kernels that draw on a GPU, if that is where these words are."""
+    if isinstance(words, np.ndarray) or words.device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from tacit.kernels import gpu_draws
+
+    return gpu_draws
 
 
 def bits(seed: int, purpose: int, party: Array | int, step: Array | int, index: Array | int) -> Array:
@@ -270,8 +282,10 @@ class Secret:
         """(blocks, 16) 32-bit words; `party` and `step` broadcast against the tensor `block`."""
         import torch
 
-        counter = (block & MASK, block >> 32, block * 0 + step, block * 0 + party | int(purpose) << 20)
-        return torch.stack(chacha(counter, self.key), 1)
+        step, whose = block * 0 + step, block * 0 + party | int(purpose) << 20
+        if (kernels := _on_gpu(block)) is not None:
+            return kernels.secret_blocks(self, whose, step, block)
+        return torch.stack(chacha((block & MASK, block >> 32, step, whose), self.key), 1)
 
     def normal(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
         """`count` standard normal float32 as a tensor: what the kernels' noise is held against.
@@ -292,16 +306,14 @@ class Secret:
         return torch.stack([radius * angle.cos(), radius * angle.sin()], 1).reshape(-1)[:count].float()
 
     def add_normals(self, purpose: Purpose, party: int, step: int, deviation: float, into: Array) -> None:
-        """Add `normal`, times the deviation, to the numbers of a contiguous tensor; on a CPU by numba, where it is."""
+        """Add `normal`, times the deviation, to the numbers of a contiguous tensor; by a kernel, where there is one."""
         import torch
 
-        if into.device.type == "cpu" and into.dtype == torch.float32 and find_spec("numba") is not None:
-            from tacit.kernels.cpu_epochs import add_secret_normals
-
-            add_secret_normals(self, purpose, party, step, deviation, into)
+        kernels = _on_gpu(into)
+        if into.device.type == "cpu" and find_spec("numba") is not None:
+            from tacit.kernels import cpu_epochs as kernels
+        if kernels is not None and into.dtype == torch.float32:
+            kernels.add_secret_normals(self, purpose, party, step, deviation, into)
             return
-        into += (
-            (deviation * self.normal(purpose, party, step, into.numel(), into.device))
-            .to(into.dtype)
-            .reshape(into.shape)
-        )
+        noise = deviation * self.normal(purpose, party, step, into.numel(), into.device)
+        into += noise.to(into.dtype).reshape(into.shape)

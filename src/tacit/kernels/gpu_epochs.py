@@ -12,45 +12,24 @@ import torch
 import triton
 import triton.language as tl
 
-from tacit.draws import CHACHA, KEY_STEPS, MULTIPLIERS, Purpose
+from tacit.draws import Purpose
 from tacit.errors import TacitError
 from tacit.kernels.contract import Clipped
 from tacit.kernels.epochs import HASH, Epochs
 from tacit.kernels.fused import Places
 from tacit.kernels.gpu import Triton
+from tacit.kernels.gpu_draws import normals, philox_words
 from tacit.negatives import ATTEMPTS
 from tacit.optimizers import Adam
 
 Tensor = Any
-M0, M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
-K0, K1 = tl.constexpr(KEY_STEPS[0]), tl.constexpr(KEY_STEPS[1])
-C0, C1, C2, C3 = (tl.constexpr(word) for word in CHACHA)
 HASH_ = tl.constexpr(HASH)
-
-
-@triton.jit
-def _philox(c0, c1, c2, c3, k0, k1):
-    """Philox4x32-10 on uint32 words: the same bits as `tacit.draws.philox`."""
-    k0 = (c0 * 0 + k0).to(tl.uint32)
-    k1 = (c0 * 0 + k1).to(tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, M0)
-        low0 = c0 * M0
-        high1 = tl.umulhi(c2, M1)
-        low1 = c2 * M1
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 = k0 + K0
-        k1 = k1 + K1
-    return c0, c1, c2, c3
 
 
 @triton.jit
 def _lane(c0, c1, c2, c3, k0, k1, lane):
     """One of the four words of each block: made four times over, and still nothing beside reading the rows."""
-    w0, w1, w2, w3 = _philox(c0, c1, c2, c3, k0, k1)
+    w0, w1, w2, w3 = philox_words(c0, c1, c2, c3, k0, k1)
     return tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
 
 
@@ -119,7 +98,7 @@ def _draw(
                 r = tl.where(copy != 0, r + half, r)
             else:
                 word0 = slot.to(tl.uint32)
-                coin, _1, _2, _3 = _philox(word0, word0 * 0, word2, whose | (SIDE << 20), key0, key1)
+                coin, _1, _2, _3 = philox_words(word0, word0 * 0, word2, whose | (SIDE << 20), key0, key1)
                 coin = coin.to(tl.float64) * 2.3283064365386963e-10
                 share = coin * 0.0 + 0.5
                 if SIDES == 5:
@@ -182,85 +161,6 @@ def _draw_pool(numbers, many, first, candidates, taken, number, pool, short, key
 
 
 @triton.jit
-def _quarter(a, b, c, d):
-    """A quarter round of ChaCha20 on uint32 words."""
-    a = a + b
-    d = d ^ a
-    d = (d << 16) | (d >> 16)
-    c = c + d
-    b = b ^ c
-    b = (b << 12) | (b >> 20)
-    a = a + b
-    d = d ^ a
-    d = (d << 8) | (d >> 24)
-    c = c + d
-    b = b ^ c
-    b = (b << 7) | (b >> 25)
-    return a, b, c, d
-
-
-@triton.jit
-def _two_normals(first, second, third):
-    """Two standard normals from three words, as `tacit.draws.Secret.normal`."""
-    u = first.to(tl.float32) * 2.0**-32 + (second.to(tl.float32) + 0.5) * 2.0**-64
-    less = (first ^ 0xFFFFFFFF).to(tl.float32) * 2.0**-32 + ((second ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-64
-    y = less / (2.0 - less)  # near 1 by the series of the inverse hyperbolic tangent: a logarithm would lose digits
-    z = y * y
-    series = 2.0 + z * (2 / 3 + z * (2 / 5 + z * (2 / 7 + z * (2 / 9 + z * (2 / 11 + z * (2 / 13))))))
-    radius = tl.sqrt(2.0 * tl.where(first >= 0x80000000, y * series, tl.maximum(-tl.log(u), 0.0)))
-    moved = third + 0x20000000
-    quarter = moved >> 30
-    x = ((moved & 0x3FFFFFFF).to(tl.int32) - 0x20000000).to(tl.float32) * 1.4629180792671596e-09
-    cos = tl.cos(x)
-    sin = tl.sin(x)
-    odd = (quarter & 1) != 0
-    turn = tl.where((quarter & 2) != 0, -radius, radius)
-    return turn * tl.where(odd, -sin, cos), turn * tl.where(odd, cos, sin)
-
-
-@triton.jit
-def _noise(key, block, step, whose, BLOCKS: tl.constexpr):
-    """(BLOCKS x 8,) standard normals: those of so many blocks of ChaCha20 from `block` on."""
-    at = block + tl.arange(0, BLOCKS).to(tl.int64)
-    zero = (at * 0).to(tl.uint32)
-    s0 = zero + C0
-    s1 = zero + C1
-    s2 = zero + C2
-    s3 = zero + C3
-    s4 = zero + tl.load(key).to(tl.uint32)
-    s5 = zero + tl.load(key + 1).to(tl.uint32)
-    s6 = zero + tl.load(key + 2).to(tl.uint32)
-    s7 = zero + tl.load(key + 3).to(tl.uint32)
-    s8 = zero + tl.load(key + 4).to(tl.uint32)
-    s9 = zero + tl.load(key + 5).to(tl.uint32)
-    s10 = zero + tl.load(key + 6).to(tl.uint32)
-    s11 = zero + tl.load(key + 7).to(tl.uint32)
-    s12 = (at & 0xFFFFFFFF).to(tl.uint32)
-    s13 = (at >> 32).to(tl.uint32)
-    s14 = zero + step.to(tl.uint32)
-    s15 = zero + whose.to(tl.uint32)
-    x0, x1, x2, x3, x4, x5, x6, x7 = s0, s1, s2, s3, s4, s5, s6, s7
-    x8, x9, x10, x11, x12, x13, x14, x15 = s8, s9, s10, s11, s12, s13, s14, s15
-    for _ in range(10):
-        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
-        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
-        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
-        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
-        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
-        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
-        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
-        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-    z0, z1 = _two_normals(x0 + s0, x1 + s1, x2 + s2)
-    z2, z3 = _two_normals(x4 + s4, x5 + s5, x6 + s6)
-    z4, z5 = _two_normals(x8 + s8, x9 + s9, x10 + s10)
-    z6, z7 = _two_normals(x12 + s12, x13 + s13, x14 + s14)
-    # Number by number into one row for each block: of a number's place, the first join is the highest bit.
-    even = tl.join(tl.join(z0, z4), tl.join(z2, z6))
-    odd = tl.join(tl.join(z1, z5), tl.join(z3, z7))
-    return tl.reshape(tl.join(even, odd), (BLOCKS * 8,))
-
-
-@triton.jit
 def _rows_move(
     table, gradient, mean, square, begin, local, rows_numbers, party, number, ahead, active, divisor, first, second,
     rate, beta1, beta2, eps, parties, key, deviations, step, whose, block, NOISE: tl.constexpr, BLOCK: tl.constexpr,
@@ -270,7 +170,7 @@ def _rows_move(
     i = begin + local
     g = tl.load(gradient + i, mask=there, other=0.0)
     if NOISE:
-        g += tl.load(deviations + party) * _noise(key, block, step, whose, BLOCK // 8)
+        g += tl.load(deviations + party) * normals(key, block, step, whose, BLOCK // 8)
     g = g / divisor
     live = there & (local * 0 + active > 0)
     m = beta1 * tl.load(mean + i, mask=live, other=0.0) + (1.0 - beta1) * g

@@ -27,7 +27,7 @@ SLOTS = 1 << 22
 """Public draws of a triple follow one of so many numbers; two triples that share one share draws, and nothing else."""
 WORDS = 16
 """Of a block of ChaCha20."""
-AT_ONCE = 8192
+AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
 """Examples are added up so many at a time: a batch is as large as it is, and nothing is cut off."""
 
 
@@ -189,7 +189,7 @@ class PrivateSteps:
         party = torch.searchsorted(starts, rows, right=True)
         slot = self._slots(rows, party)
         while begin < len(rows):
-            end = min(begin + AT_ONCE, len(rows))
+            end = min(begin + AT_ONCE[self.device.type], len(rows))
             if end < len(rows):  # to the end of the unit that the last row belongs to
                 end = int(torch.searchsorted(unit, unit[end - 1], right=True))
             here = slice(begin, end)
