@@ -5,8 +5,8 @@
 A party that is told nothing of the others' entities (alone, or in FedR, which shares relations only) has two ways to an
 answer: a path from head to tail through its own training triples, or how common a tail is with the relation. The oracle
 is right at once wherever there is a path of at most six steps, and goes by popularity elsewhere. Published MRRs of
-FedR's Table 2 above the oracle's cannot come from triples divided that way: at random, as the paper says, or with held-out
-triples among well-known entities only (`known`), as the code behind it does.
+FedR's Table 2 above the oracle's cannot come from triples divided that way: at random, as the paper says, or with
+held-out triples among well-known entities only (`known`), as the code behind it does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def main() -> None:
             "oracle": float(np.where(np.isfinite(far), 1.0, guess).mean()),
         }
         row(f"{name}, {parts} parties, known {known}", [*measured.values(), best["local"], best["fedr"]])
-        results.append({"dataset": name, "parties": parts, "known": known, "seed": 0, "test": len(far), **measured, "published_best": best})
+        about = {"dataset": name, "parties": parts, "known": known, "seed": 0, "test": len(far)}
+        results.append({**about, **measured, "published_best": best})
     write(chosen.out, "cpu", results)
 
 
