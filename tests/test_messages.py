@@ -101,7 +101,7 @@ def same(message, other):
 
 def slow_bytes(message):
     """The bytes as the module's first words describe them, put together by hand."""
-    types = {torch.uint8: "u1", torch.int64: "i8", torch.float32: "f4", torch.float16: "f2"}
+    types = {torch.uint8: "u1", torch.uint32: "u4", torch.int64: "i8", torch.float32: "f4", torch.float16: "f2"}
     described = ",".join(
         f'["{name}","{types[t.dtype]}",[{",".join(map(str, t.shape))}]]' for name, t in sorted(message.arrays.items())
     )

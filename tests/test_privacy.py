@@ -630,8 +630,8 @@ def test_a_state_that_is_loaded_again_has_other_noise():
 @given(seed=st.integers(0, 2**32))
 def test_shared_counts_are_the_sum_of_noisy_counts(seed):
     from tacit.draws import Secret
-    from tacit.federation.star import InProcess
     from tacit.federation.transcript import Transcript
+    from tacit.federation.transport import InProcess
     from tacit.privacy.shared import own_counts, shared_counts
 
     parties = clinic("small", 3)

@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,8 +29,9 @@ import torch
 from tacit import __version__
 from tacit.errors import BadInput, BadValue, TacitError
 from tacit.evaluation.ranking import Metrics, weighted
-from tacit.federation.aggregation import AGGREGATIONS, Aggregation
+from tacit.federation.aggregation import AGGREGATIONS, Aggregation, Part
 from tacit.federation.messages import SERVER
+from tacit.federation.secured import Secured
 from tacit.federation.star import GIVE, Star
 from tacit.federation.transcript import Adversary, Transcript, View, rounds
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
@@ -67,6 +68,12 @@ class Federation:
     that changed. holders: how many parties hold the same triple at most, which all have to know; what is private costs
     so many times. keep_every: keep the messages' content of every so many rounds, for attacks. keep_mb: at most so
     much.
+
+    secure: the server sees sums alone. vocabulary: how names are agreed on, open or private; default: private if secure
+    and training is not private, which is of names that all know. bound: the most names that a party may have, where
+    they are private. threshold: how many parties have to stay to the end of a round; default: more than two thirds.
+    min_contributors: rows that fewer have are not sent. range: the largest number that can be added up. agreement:
+    rounds for which parties agree on keys at once.
     """
 
     rounds: int = 300
@@ -79,19 +86,33 @@ class Federation:
     holders: int = 1
     keep_every: int | None = None
     keep_mb: int = 1024
+    secure: bool = False
+    vocabulary: Literal["open", "private"] | None = None
+    bound: int | None = None
+    threshold: int | None = None
+    min_contributors: int = 2
+    range: float = 64.0
+    agreement: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_epochs", "holders", "keep_every", "keep_mb"):
+        for name in ("rounds", "local_epochs", "holders", "keep_every", "keep_mb", "bound", "threshold", "agreement"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise BadValue(f"{name} is at least 1, not {value}")
         if not 0 < self.fraction <= 1:
             raise BadValue(f"fraction is above 0 and at most 1, not {self.fraction}")
         if self.aggregation not in AGGREGATIONS:
             raise BadValue(f"aggregation is {', '.join(AGGREGATIONS)}; not {self.aggregation!r}")
+        if self.vocabulary == "private" and not self.secure:
+            raise BadValue("names that the server does not know need sums that it does not see into: set secure = true")
 
-    def how(self) -> Aggregation:
-        """The aggregation these settings name."""
-        return AGGREGATIONS[self.aggregation](self.values, self.changed_only)
+    def how(self, names: Sequence[str], part: Part) -> Aggregation:
+        """The aggregation these settings name, for these parties."""
+        plain = AGGREGATIONS[self.aggregation](self.values, self.changed_only)
+        if not self.secure:
+            return plain
+        rounds = self.agreement if self.fraction == 1 else 1
+        return Secured.of(plain, names, part, limit=self.range, least=self.min_contributors, threshold=self.threshold,
+                          rounds=rounds)  # fmt: skip
 
     def transcript(self) -> Transcript:
         """An empty one that keeps what is asked for."""

@@ -21,8 +21,10 @@ from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.federated import Federation, Together
 from tacit.federation.aggregation import Part
-from tacit.federation.star import FEW_SHARED, InProcess, Star
+from tacit.federation.secured import Secured
+from tacit.federation.star import FEW_SHARED, Star
 from tacit.federation.transcript import Transcript
+from tacit.federation.transport import InProcess
 from tacit.graph import Graph
 from tacit.models import Prior, Tables
 from tacit.negatives import PublicPairs
@@ -47,6 +49,13 @@ class Setup:
     counts: Path | None = None
     """Where the parties' noisy counts are kept, if they release any: once."""
     _prior: Prior | None = field(default=None, init=False, repr=False)
+
+    @property
+    def names_are_private(self) -> bool:
+        wanted = self.federation
+        return (
+            wanted.secure and (wanted.vocabulary or ("open" if self.settings.privacy.sound else "private")) == "private"
+        )
 
     def graphs(self, recipe: str) -> tuple[Graph, ...]:
         """What a recipe trains on."""
@@ -79,11 +88,17 @@ class Setup:
         if recipe in NEEDS_PRIVACY and not settings.privacy.sound:
             raise TacitError(f"the recipe {recipe} needs privacy.epsilon")
         if part is None:
+            if self.federation.secure:
+                raise TacitError(f"the recipe {recipe} shares no rows that could be added up: leave out secure")
             return "all of its triples" if recipe == "central" else "nothing"
-        how = self.federation.how()
+        if self.federation.vocabulary == "private" and settings.privacy.sound:
+            raise TacitError('private training is of names that all know: set federation.vocabulary = "open"')
+        how = self.federation.how(self.parties.names, part)
         if settings.privacy.sound and how.needs_counts:
             raise TacitError('exact counts of triples are not private: set federation.aggregation = "mean"')
         how.check(settings.scorer, part)
+        if self.names_are_private:
+            return f"that it has no more {part} names than the bound; {how.discloses()}"
         return f"its {part} names; {how.discloses()}"
 
     def fit(self, recipe: str) -> Fit:
@@ -115,7 +130,9 @@ class Setup:
                 secret = Secret.simulation(self.settings.seed) if privacy.noise == "seeded" else Secret.fresh()
                 graphs = self.graphs(recipe)
                 if recipe in SHARED:
-                    found = shared_counts(graphs, sigma, secret, InProcess(self.transcript))
+                    how = self.federation.how(self.parties.names, "relation")
+                    secured = how if isinstance(how, Secured) else None
+                    found = shared_counts(graphs, sigma, secret, InProcess(self.transcript), secured)
                 else:
                     found = own_counts(graphs, sigma, secret)
                 made = stacked(found, self.settings.training.reciprocal)
@@ -133,8 +150,9 @@ class Setup:
     def star(self, recipe: str) -> Together:
         """The parties around a server."""
         fit, wanted, part = self.fit(recipe), self.federation, SHARED[recipe]
-        star = Star(fit, part, wanted.how(), self.transcript, local_epochs=wanted.local_epochs,
-                    fraction=wanted.fraction, optimizer_state=wanted.optimizer_state)  # fmt: skip
+        star = Star(fit, part, wanted.how(self.parties.names, part), self.transcript, local_epochs=wanted.local_epochs,
+                    fraction=wanted.fraction, optimizer_state=wanted.optimizer_state, bound=wanted.bound,
+                    vocabulary="private" if self.names_are_private else "open")  # fmt: skip
         if (share := star.shared_by(2)) < FEW_SHARED:
             LOG.warning("only %.0f%% of the %s rows are in two parties or more: little can be learned by sharing them",
                         100 * share, part)  # fmt: skip

@@ -17,6 +17,7 @@ from tacit.cli.budget import budget
 from tacit.cli.data import data
 from tacit.cli.demo import demo
 from tacit.cli.federate import federate
+from tacit.cli.keys import keys
 from tacit.cli.reproduce import reproduce
 from tacit.errors import TacitError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(budget, name="budget")
+app.add_typer(keys, name="keys")
 for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, reproduce):
     app.command()(command)
 

@@ -70,6 +70,9 @@ def federate(
     rounds: Annotated[int | None, typer.Option(help="At most. (federation.rounds)")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Epochs in a round. (federation.local_epochs)")] = None,
     fraction: Annotated[float | None, typer.Option(help="Parties that train in a round. (federation.fraction)")] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure", help="The server sees sums alone, and no names. (federation.secure)")
+    ] = None,
     scorer: ScorerName = None,
     dim: Dim = None,
     negatives: Count = None,
@@ -103,7 +106,8 @@ def federate(
     flags = ("scorer", "dim", "negatives", "learning_rate", "batch", "device", "every", "patience", "seed", "name",
              "privacy", "epsilon", "delta")  # fmt: skip
     if resume is not None:
-        others = ("path", "recipe", "by", "parts", "split", "out_path", "config", "assignments", "rounds", "fraction")
+        others = ("path", "recipe", "by", "parts", "split", "out_path", "config", "assignments", "rounds", "fraction",
+                  "secure")  # fmt: skip
         given = [flag for flag in (*flags, *others, "local_epochs") if local[flag] is not None]
         if given or force:
             wrong = given[0].replace("_", "-") if given else "force"
@@ -119,7 +123,7 @@ def federate(
     chosen = recipe or written.pop("recipe", "fede")
     written.pop("recipe", None)
     check_recipe(str(chosen))
-    own = {key: local[key] for key in ("rounds", "local_epochs", "fraction") if local[key] is not None}
+    own = {key: local[key] for key in ("rounds", "local_epochs", "fraction", "secure") if local[key] is not None}
     layers = [{"name": chosen}, written, *(parse_assignment(text) for text in assignments or ())]
     layers += [from_flags({flag: local[flag] for flag in flags}), {"federation": own}]
     settings, federation = split_settings(combine(*layers))

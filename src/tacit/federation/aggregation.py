@@ -29,7 +29,8 @@ NOWHERE = 1e-6
 class Share:
     """What a party brings to a round: its rows after training, and what it was given before.
 
-    `ids`: the shared row of each, (n,), in the party's own order. `before`: only where it is needed.
+    `ids`: the shared row of each, (n,), in the party's own order. `total`: how many shared rows there are. `before`:
+    only where it is needed.
     """
 
     party: int
@@ -38,6 +39,7 @@ class Share:
     ids: Tensor
     now: Tensor
     before: Tensor | None = None
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Shared:
     table
         (total, width) the shared rows as they are.
     owners
-        The shared row of each of a party's rows, for every party that trained.
+        The shared row of each of a party's rows, for every party that trained; none of them where the server is not to
+        know.
     counts
         How much each of these rows counts, where parties told.
     """
@@ -97,6 +100,8 @@ class Aggregation:
     """
 
     needs_counts: ClassVar[bool] = False
+    tolerates_absence: ClassVar[bool] = False
+    """Whether a round counts in which someone dropped out."""
     values: Literal["float32", "float16"] = "float32"
     changed_only: bool = False
 
@@ -141,7 +146,22 @@ class Aggregation:
         """What a party takes from the server after this phase, where there is another."""
         raise NotImplementedError
 
+    def state(self) -> dict[str, Tensor]:
+        """What parties and server have to remember from round to round."""
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+
+    def stays(self, party: int) -> Tensor | None:
+        """(total,) which shared rows a party does not take from the server, but keeps as they are; None: none."""
+        return None
+
     # -- the server's side ---------------------------------------------------------------------------------------------
+
+    def opening(self, shared: Shared) -> list[Message]:
+        """What the server says before the first phase: to everyone who trained, or to no one."""
+        return []
 
     def expected(self, phase: int, shared: Shared) -> Inbox:
         """What the server takes in this phase."""

@@ -63,6 +63,8 @@ class Kind:
 
 
 PARTS = ("entity", "relation")
+_PART: Mapping[str, tuple[str, ...]] = {"part": PARTS}
+_MEMBERS = Array(("i8",), 1)
 KINDS: dict[str, Kind] = {
     "names": Kind(
         "the names a party has rows for, one a line",
@@ -91,9 +93,29 @@ KINDS: dict[str, Kind] = {
         {"ids": Array(("i8",), 1, optional=True), "values": Array(("f4", "f2"), 2)},
         {"part": PARTS},
     ),
+    "begin": Kind("whether a secure sum begins with new keys", {}, _PART, {"fresh": 1}),
+    "keys": Kind(
+        "a member's public keys, signed", {"public": Array(("u1",), 2), "signature": Array(("u1",), 1)}, _PART
+    ),
+    "members": Kind(
+        "everyone's public keys",
+        {"members": _MEMBERS, "public": Array(("u1",), 2), "signatures": Array(("u1",), 2)},
+        _PART,
+    ),
+    "shares": Kind(
+        "shares of secrets, sealed for each member", {"members": _MEMBERS, "sealed": Array(("u1",), 2)}, _PART
+    ),
+    "masked": Kind("numbers under masks", {"words": Array(("u4",), 1)}, _PART),
+    "heard": Kind("whose numbers the server has", {"members": _MEMBERS}, _PART),
+    "signed": Kind("a member's signature on who was heard", {"signature": Array(("u1",), 1)}, _PART),
+    "agreed": Kind("everyone's signatures", {"members": _MEMBERS, "signatures": Array(("u1",), 2)}, _PART),
+    "opened": Kind("shares that take masks off a sum", {"members": _MEMBERS, "shares": Array(("u1",), 2)}, _PART),
+    "owners": Kind("how many parties have each shared row", {"words": Array(("u4",), 1)}, _PART),
+    "points": Kind("a party's blinded names", {"points": Array(("u1",), 2)}, _PART, {"owner": 1 << 20}),
+    "union": Kind("the pseudonyms of all names", {"keys": Array(("u1",), 2)}, _PART),
 }
 """Each kind of message. A new one is a line here."""
-TYPES = {"u1": torch.uint8, "i8": torch.int64, "f4": torch.float32, "f2": torch.float16}
+TYPES = {"u1": torch.uint8, "u4": torch.uint32, "i8": torch.int64, "f4": torch.float32, "f2": torch.float16}
 NAMES = {tensor_type: name for name, tensor_type in TYPES.items()}
 
 

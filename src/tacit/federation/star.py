@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from tacit.draws import Purpose, Stream
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadValue, TacitError
 from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result, Share, Shared, located
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
+from tacit.federation.secured import Secured
 from tacit.federation.transcript import Transcript
-from tacit.graph import Graph, Vocab
+from tacit.federation.transport import InProcess
+from tacit.federation.vocabulary import names_of, open_union, private_union
 from tacit.training import Fit
 
 Tensor = Any
@@ -27,25 +29,6 @@ GIVE, AGREE = 0, 1
 """Phases of a round: the server gives its rows, then the phases of the aggregation. Before round 1: names, places."""
 FEW_SHARED = 0.5
 """Below this share of rows that two parties or more have, there is little to learn from each other."""
-
-
-class InProcess:
-    """Messages within one process: recorded, and handed over as they are."""
-
-    def __init__(self, transcript: Transcript):
-        self.transcript = transcript
-        self.waiting: dict[int, list[Message]] = {}
-
-    def send(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self.transcript.record(message)
-            self.waiting.setdefault(message.receiver, []).append(message)
-
-    def receive(self, inbox: Inbox) -> Inbox:
-        """Take what waits for the inbox's owner."""
-        for message in self.waiting.pop(inbox.receiver, []):
-            inbox.take(message)
-        return inbox
 
 
 @dataclass(frozen=True)
@@ -61,55 +44,6 @@ class RoundReport:
     sent: int
 
 
-def agree(
-    graphs: Sequence[Graph], part: Part, transport: InProcess, device: Any, twice: bool
-) -> tuple[int, list[Tensor]]:
-    """The open union of names: each party tells the server its names, and is told which shared rows they have.
-
-    The server learns every party's names. `twice`: relations have a second row each, for their inverses.
-
-    Returns
-    -------
-    How many shared rows there are, and for each party the shared row of each of its rows.
-    """
-    vocabularies = [graph.entities if part == "entity" else graph.relations for graph in graphs]
-    transport.send([
-        Message("names", 0, GIVE, party, SERVER, {"part": part, "count": len(vocabulary)},
-                {"text": torch.frombuffer(bytearray("\n".join(vocabulary.names).encode() or b"\n"), dtype=torch.uint8)})
-        for party, vocabulary in enumerate(vocabularies)
-    ])  # fmt: skip
-    inbox = transport.receive(
-        Inbox("names", part, 0, GIVE, SERVER, {party: len(v) for party, v in enumerate(vocabularies)})
-    )
-    told = [_names(message) for message in inbox.messages()]
-    union = Vocab(name for vocabulary in told for name in vocabulary.names)
-    total = len(union) * (2 if twice else 1)
-    places = [torch.from_numpy(vocabulary.positions(union).astype(np.int64)) for vocabulary in told]
-    if twice:
-        places = [torch.cat([ids, ids + len(union)]) for ids in places]
-    transport.send([
-        Message("places", 0, AGREE, SERVER, party, {"part": part, "total": total}, {"ids": ids})
-        for party, ids in enumerate(places)
-    ])  # fmt: skip
-    found = []
-    for party, ids in enumerate(places):
-        own = transport.receive(Inbox("places", part, 0, AGREE, party, {SERVER: len(ids)}))
-        found.append(own.messages()[0].arrays["ids"].to(device))
-    return total, found
-
-
-def _names(message: Message) -> Vocab:
-    """The names a party told, checked as any other."""
-    try:
-        text = message.arrays["text"].numpy().tobytes().decode("utf-8")
-        vocabulary = Vocab(text.split("\n") if message.says["count"] else ())
-    except (UnicodeDecodeError, BadInput) as error:
-        raise Refused(f"names that cannot be names: {error}") from None
-    if len(vocabulary) != message.says["count"]:
-        raise Refused(f"{len(vocabulary):,} distinct names, where {message.says['count']:,} were announced")
-    return vocabulary
-
-
 class Star:
     """The server's rows and what the parties have of them.
 
@@ -123,6 +57,11 @@ class Star:
         The share of parties that train in a round, at least one; who, is drawn anew each round.
     optimizer_state
         What becomes of a party's moments when it is given rows: "reset" as in FedE's code, or "keep".
+    vocabulary
+        How parties agree on names: "open", or "private", with which the server knows no party's names: it then gives
+        all rows to everyone, and takes sums alone.
+    bound
+        The most names that a party may have, if that is private.
     """
 
     def __init__(
@@ -135,6 +74,8 @@ class Star:
         local_epochs: int = 3,
         fraction: float = 1.0,
         optimizer_state: str = "reset",
+        vocabulary: str = "open",
+        bound: int | None = None,
     ):
         if not 0 < fraction <= 1:
             raise BadValue(f"fraction is above 0 and at most 1, not {fraction}")
@@ -151,7 +92,17 @@ class Star:
         self.local_epochs, self.fraction, self.optimizer_state = local_epochs, fraction, optimizer_state
         device, parties = fit.device, len(fit.graphs)
         twice = part == "relation" and fit.settings.training.reciprocal
-        self.total, self.places = agree(fit.graphs, part, self.transport, device, twice)
+        names = [names_of(graph, part) for graph in fit.graphs]
+        self.blind = vocabulary == "private"
+        """Whether the server does not know who has which rows."""
+        if self.blind:
+            if not isinstance(aggregation, Secured):
+                raise TacitError("rows of names that the server does not know can only be added up securely")
+            found, places = private_union(names, part, self.transport, *aggregation.for_names(), bound)
+        else:
+            found, places = open_union(names, part, self.transport)
+        self.total = found * (2 if twice else 1)
+        self.places = [(torch.cat([ids, ids + found]) if twice else ids).to(device) for ids in places]
         # The server draws its first rows as a party of number 0 would: alone, that party's own.
         draw = Stream(fit.settings.seed, Purpose.INIT, 0, 0 if part == "entity" else 1)
         width = scorer.widths(dim)[0 if part == "entity" else 1]
@@ -211,7 +162,7 @@ class Star:
         messages = []
         for party in late:
             ids = self.places[party]
-            arrays = {"values": self.table[ids]}
+            arrays = {"values": self.table if self.blind else self.table[ids]}
             if self.aggregation.changed_only and int(self.seen[party]) >= 0:
                 moved = (self.changed[ids] > int(self.seen[party])).nonzero()[:, 0]
                 which = ids[moved].sort().values
@@ -226,9 +177,14 @@ class Star:
     def _receive(self, party: int) -> None:
         """A party takes the rows that wait for it."""
         ids, own = self.places[party], self.rows(party)
-        inbox = Inbox("rows", self.part, self.rounds + 1, GIVE, party, {SERVER: len(ids)}, own.shape[1], self.total)
+        many = self.total if self.blind else len(ids)
+        inbox = Inbox("rows", self.part, self.rounds + 1, GIVE, party, {SERVER: many}, own.shape[1], self.total)
         [message] = self.transport.receive(inbox).messages()
         values = message.arrays["values"].to(own)
+        if self.blind:
+            values = values[ids]
+        if (stays := self.aggregation.stays(party)) is not None and int(self.seen[party]) >= 0:
+            values = torch.where(stays.to(own.device)[ids][:, None], own, values)
         if (named := message.arrays.get("ids")) is not None:
             at = located(named, ids, self.total)
             assert self.given is not None
@@ -261,12 +217,18 @@ class Star:
     def _aggregate(self, number: int, trained: Sequence[int]) -> int:
         """All phases of the aggregation; how many bytes the parties sent."""
         shares = {party: self._share(number, party) for party in trained}
-        owners = {party: self.places[party] for party in trained}
+        none = self.places[0][:0]
+        owners = {party: none if self.blind else self.places[party] for party in trained}
         shared = Shared(number, self.part, self.table, owners, self.counts)
         inboxes: dict[int, list[Message]] = {party: [] for party in trained}
         phase, sent = AGREE, 0
+        if opening := self.aggregation.opening(shared):
+            self._answer(opening, GIVE, shares, inboxes)
+        asked = bool(opening)
         while True:
             for party in trained:
+                if asked and not inboxes[party]:
+                    continue  # it has heard nothing: it dropped out
                 messages = self.aggregation.respond(phase, shares[party], inboxes[party])
                 sent += sum(message.size for message in messages)
                 self.transport.send(messages)
@@ -275,19 +237,25 @@ class Star:
             )
             if isinstance(answer, Result):
                 break
-            self.transport.send(answer)
-            for party, share in shares.items():
-                inboxes[party] = self.transport.receive(self.aggregation.answered(phase, share)).messages()
-            phase += 1
-        if answer.absent:
+            self._answer(answer, phase, shares, inboxes)
+            phase, asked = phase + 1, True
+        if answer.absent and not self.aggregation.tolerates_absence:
             raise TacitError(f"{len(answer.absent)} parties sent nothing in round {number}")
         self.changed[(answer.table != self.table).any(-1)] = number
         self.table = answer.table
         return sent
 
+    def _answer(
+        self, answer: Sequence[Message], phase: int, shares: Mapping[int, Share], inboxes: dict[int, list[Message]]
+    ) -> None:
+        """The server says something, and each party hears what was for it."""
+        self.transport.send(answer)
+        for party, share in shares.items():
+            inboxes[party] = self.transport.receive(self.aggregation.answered(phase, share)).messages()
+
     def _share(self, number: int, party: int) -> Share:
         before = None if self.given is None else self.given[self.fit.layout.rows(self.part, party)]
-        return Share(party, number, self.part, self.places[party], self.rows(party), before)
+        return Share(party, number, self.part, self.places[party], self.rows(party), before, self.total)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -297,7 +265,9 @@ class Star:
         found["star.rounds"] = torch.tensor([self.rounds])
         if self.given is not None:
             found["star.given"] = self.given
-        return found
+        if self.blind:  # an agreement that is made again has other places
+            found |= {f"star.places.{party}": ids for party, ids in enumerate(self.places)}
+        return found | self.aggregation.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state`."""
@@ -306,3 +276,6 @@ class Star:
         self.seen.copy_(state["star.seen"])
         self.rounds = int(state["star.rounds"])
         self.given = state["star.given"].to(self.table) if "star.given" in state else None
+        if self.blind:
+            self.places = [state[f"star.places.{party}"].to(ids) for party, ids in enumerate(self.places)]
+        self.aggregation.load(state)

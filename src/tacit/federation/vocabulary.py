@@ -1,0 +1,197 @@
+"""Which rows are shared: parties agree on the union of their names, openly or without showing them.
+
+open       every party tells the server its names; the server tells it where they are
+private    the server learns pseudonyms of all names, how many parties have each, and neither a name nor who has it
+
+The private way has two steps. Names become pseudonyms under a key that is the product of all parties' own, each list
+padded to a public bound and passed round by the server (`sets.Pseudonyms`: parties that follow the protocol, and the
+decisional Diffie-Hellman problem in ristretto255; each of n lists, 32 bytes x bound, is sent n times and received n
+times). Then each party makes a sketch of its pseudonyms, and a secure sum of the sketches is read as the union
+(`sets.Sketch`, `secure`: 44 bytes for each of about 1.4 x n x bound cells, from each party). A party can ask for
+pseudonyms of names that it only guesses, at most as many as the bound, and sees from the union that someone has them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.errors import BadInput, TacitError
+from tacit.federation.aggregation import Part
+from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.secure import Member, Summing, Words
+from tacit.federation.sets import PSEUDONYM, Pseudonyms, Sketch
+from tacit.federation.transport import InProcess
+from tacit.graph import Graph, Vocab
+
+Tensor = Any
+TELL, PLACE = 0, 1
+"""Phases of the open way, before round 1."""
+ATTEMPTS = 3
+"""A sketch that cannot be read, by bad luck, is made again."""
+
+
+def names_of(graph: Graph, part: Part) -> Vocab:
+    """The names that are agreed on."""
+    return graph.entities if part == "entity" else graph.relations
+
+
+def usual_bound(vocabularies: Sequence[Vocab]) -> int:
+    """The smallest power of two that no party's names exceed: it is told to all."""
+    return 1 << max(len(vocabulary) for vocabulary in vocabularies).bit_length()
+
+
+def open_union(vocabularies: Sequence[Vocab], part: Part, transport: InProcess) -> tuple[int, list[Tensor]]:
+    """The open union of names: each party tells the server its names, and is told which shared rows they have.
+
+    The server learns every party's names.
+
+    Returns
+    -------
+    How many names there are, and for each party the place of each of its own.
+    """
+    transport.send([
+        Message("names", 0, TELL, party, SERVER, {"part": part, "count": len(vocabulary)},
+                {"text": torch.frombuffer(bytearray("\n".join(vocabulary.names).encode() or b"\n"), dtype=torch.uint8)})
+        for party, vocabulary in enumerate(vocabularies)
+    ])  # fmt: skip
+    inbox = transport.receive(
+        Inbox("names", part, 0, TELL, SERVER, {party: len(v) for party, v in enumerate(vocabularies)})
+    )
+    told = [_names(message) for message in inbox.messages()]
+    union = Vocab(name for vocabulary in told for name in vocabulary.names)
+    places = [torch.from_numpy(vocabulary.positions(union).astype(np.int64)) for vocabulary in told]
+    transport.send([
+        Message("places", 0, PLACE, SERVER, party, {"part": part, "total": len(union)}, {"ids": ids})
+        for party, ids in enumerate(places)
+    ])  # fmt: skip
+    found = []
+    for party, ids in enumerate(places):
+        own = transport.receive(Inbox("places", part, 0, PLACE, party, {SERVER: len(ids)}))
+        found.append(own.messages()[0].arrays["ids"])
+    return len(union), found
+
+
+def _names(message: Message) -> Vocab:
+    """The names a party told, checked as any other."""
+    try:
+        text = message.arrays["text"].numpy().tobytes().decode("utf-8")
+        vocabulary = Vocab(text.split("\n") if message.says["count"] else ())
+    except (UnicodeDecodeError, BadInput) as error:
+        raise Refused(f"names that cannot be names: {error}") from None
+    if len(vocabulary) != message.says["count"]:
+        raise Refused(f"{len(vocabulary):,} distinct names, where {message.says['count']:,} were announced")
+    return vocabulary
+
+
+def private_union(
+    vocabularies: Sequence[Vocab],
+    part: Part,
+    transport: InProcess,
+    members: Mapping[int, Member],
+    server: Summing,
+    bound: int | None = None,
+) -> tuple[int, list[Tensor]]:
+    """The private way; as `open_union`, but the server knows no party's places.
+
+    `members`, `server`: the two sides of secure sums. `bound`: the most names that a party may have; default: the
+    `usual_bound`, which tells how many the largest has, to a factor of two.
+    """
+    bound = bound or usual_bound(vocabularies)
+    domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # said by the server; other agreements do not compare
+    sides = [Pseudonyms(vocabulary.names, bound, domain) for vocabulary in vocabularies]
+    keys = [sides[owner].finished(points) for owner, points in enumerate(_passed_round(sides, part, transport, bound))]
+    cells = Sketch.cells(bound * len(sides))
+    for attempt in range(ATTEMPTS):
+        salt = secrets.randbits(63)
+        words = {party: Sketch.of(own, cells, salt).reshape(-1) for party, own in enumerate(keys)}
+        total = summed(words, part, transport, members, server, 10 * (attempt + 1))
+        try:
+            union, _ = Sketch.read(total.reshape(cells, -1), salt)
+            break
+        except TacitError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    shown = torch.from_numpy(union)
+    transport.send([Message("union", 0, PLACE, SERVER, party, {"part": part}, {"keys": shown})
+                    for party in range(len(sides))])  # fmt: skip
+    places = []
+    for party, own in enumerate(keys):
+        inbox = Inbox("union", part, 0, PLACE, party, {SERVER: bound * len(sides)})
+        [told] = transport.receive(inbox).messages()
+        places.append(_places(own, told.arrays["keys"].numpy(), bound * len(sides)))
+    return len(union), places
+
+
+def _passed_round(sides: Sequence[Pseudonyms], part: Part, transport: InProcess, bound: int) -> list[bytes]:
+    """Every party's blinded list, after all the others have multiplied it; by way of the server."""
+    count, lists = len(sides), [side.blinded() for side in sides]
+    if count < 2:
+        raise TacitError("one party has no one to agree with: use the open way")
+    for hop in range(count):
+        for owner in range(count):
+            here, there = (owner + hop) % count, (owner + hop + 1) % count
+            for sender, receiver in ((here, SERVER), (SERVER, there)):
+                points = torch.frombuffer(bytearray(lists[owner]), dtype=torch.uint8).reshape(-1, 32)
+                says = {"part": part, "owner": owner}
+                transport.send([Message("points", 0, hop, sender, receiver, says, {"points": points})])
+                inbox = Inbox("points", part, 0, hop, receiver, {sender: bound})
+                [told] = transport.receive(inbox).messages()
+                lists[owner] = told.arrays["points"].numpy().tobytes()
+            if there != owner:
+                lists[owner] = sides[there].passed(lists[owner], bound)
+    return lists
+
+
+def _places(own: np.ndarray, union: np.ndarray, most: int) -> Tensor:
+    """Where a party's pseudonyms stand in the union."""
+    if union.ndim != 2 or union.shape[1] != PSEUDONYM or len(union) > most:
+        raise Refused("a union that is none")
+    kind = np.dtype((np.void, PSEUDONYM))
+    every, mine = (np.ascontiguousarray(keys).view(kind).reshape(-1) for keys in (union, own))
+    place = {key.tobytes(): number for number, key in enumerate(every)}
+    try:
+        found = [place[key.tobytes()] for key in mine]
+    except KeyError:
+        raise Refused("a union without a name that this party has") from None
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def summed(
+    words: Mapping[int, Words],
+    part: Part,
+    transport: InProcess,
+    members: Mapping[int, Member],
+    server: Summing,
+    first: int,
+) -> Words:
+    """One secure sum before the first round, under an agreement of its own."""
+    count = len(next(iter(words.values())))
+
+    def told(kind: str, phase: int, messages: Sequence[Message]) -> Inbox:
+        transport.send(messages)
+        senders = dict.fromkeys((message.sender for message in messages), 0)
+        return transport.receive(Inbox(kind, part, 0, phase, SERVER, senders))
+
+    def heard(kind: str, phase: int, messages: Sequence[Message]) -> dict[int, Message]:
+        transport.send(messages)
+        found = {}
+        for message in messages:
+            to = message.receiver
+            [found[to]] = transport.receive(Inbox(kind, part, 0, phase, to, {SERVER: 0})).messages()
+        return found
+
+    answer = heard("members", first, server.keys(told("keys", first, [members[i].keys(0, first) for i in words])))
+    sent = [members[i].shares(message, first + 1) for i, message in answer.items()]
+    for i, message in heard("shares", first + 1, server.shares(told("shares", first + 1, sent))).items():
+        members[i].keep(message)
+    sent = [members[i].masked(own, first + 2, 0) for i, own in words.items()]
+    answer = heard("heard", first + 2, server.masked(told("masked", first + 2, sent), count))
+    sent = [members[i].signed(message, first + 3) for i, message in answer.items()]
+    answer = heard("agreed", first + 3, server.signed(told("signed", first + 3, sent)))
+    sent = [members[i].opened(message, first + 4) for i, message in answer.items()]
+    return server.opened(told("opened", first + 4, sent))
