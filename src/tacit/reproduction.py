@@ -57,6 +57,8 @@ from tacit.training import Event
 
 LOG = logging.getLogger(__name__)
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
+LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement")
+"""Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
 TARGETS = (0.2, 0.4)
 """Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""
 
@@ -174,9 +176,12 @@ class Cell:
         given = [part.fingerprint for part in graph] if isinstance(graph, Parties) else graph.fingerprint
         whole: list[Any] = [settings, given]
         if self.federation is not None:
-            federation = asdict(self.federation)
+            federation, usual = asdict(self.federation), asdict(Federation())
             for key in ("keep_every", "keep_mb"):
                 del federation[key]
+            for key in LATER:
+                if federation[key] == usual[key]:
+                    del federation[key]
             whole += [self.recipe, federation, dict(self.divided)]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
