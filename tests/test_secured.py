@@ -298,6 +298,25 @@ def test_a_blind_star_goes_on_with_its_places():
         torch.testing.assert_close(one.rows(party), two.rows(party), atol=1e-5, rtol=1e-5)
 
 
+def test_a_list_that_the_server_puts_in_is_refused():
+    """It would have names that it guesses turned into pseudonyms."""
+    from tacit.federation.sets import points_of
+
+    guesses = points_of(["diabetes", "insulin"], b"guess")
+
+    class Guessing(InProcess):
+        def send(self, messages):
+            for m in messages:
+                if m.kind == "points" and m.sender == SERVER:
+                    points = m.arrays["points"].clone()
+                    points[:2] = torch.frombuffer(bytearray(guesses), dtype=torch.uint8).reshape(2, 32)
+                    m = replace(m, arrays={**m.arrays, "points": points})
+                super().send([m])
+
+    with pytest.raises(Refused, match="signature"):
+        private_union([graph.relations for graph in SMALL], "relation", Guessing(Transcript()), *secured().for_names())
+
+
 def test_a_changed_union_is_refused():
     federation = secured()
     vocabularies = [graph.relations for graph in SMALL]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,10 +62,13 @@ def demo(
             tables = {by: made.statistics() for by, made in divided.items()}
         settings, federation = split_settings(combine(SETTINGS, {"seed": seed, "federation": {"rounds": ROUNDS}}))
         runs = {}
-        for recipe in ("local", "fede", "fedr"):
-            begun = FederatedRun.create(recipe, hospitals, settings, federation, folder / "federations" / recipe)
-            with rounds_bar(recipe, ROUNDS, as_json) as on_event:
-                runs[recipe] = begun.train(on_event)
+        secure = replace(federation, secure=True)
+        wanted = {"local": ("local", federation), "fede": ("fede", federation), "fedr": ("fedr", federation),
+                  "secure": ("fedr", secure)}  # fmt: skip
+        for label, (recipe, how) in wanted.items():
+            begun = FederatedRun.create(recipe, hospitals, settings, how, folder / "federations" / label)
+            with rounds_bar(label, ROUNDS, as_json) as on_event:
+                runs[label] = begun.train(on_event)
         private, _ = split_settings(combine(SETTINGS, {"seed": seed, "privacy": {"epsilon": EPSILON}}))
         counted = FederatedRun.create(
             "private_fede", hospitals, private, federation, folder / "federations" / "private"
@@ -79,6 +83,7 @@ def demo(
             "local": runs["local"].by_party["test"],
             "fede": runs["fede"].by_party["test"],
             "fedr": runs["fedr"].by_party["test"],
+            "secure": runs["secure"].by_party["test"],
             "private": counted.by_party["test"],
             "pooled": [evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
         }
@@ -107,11 +112,12 @@ def demo(
         for label, found in scores.items()
     ]
     show.table(f"{type(settings.scorer).__name__}", *hospitals.names, "all", rows=rows)
-    for recipe, rows_of in (("fede", "entity"), ("fedr", "relation")):
-        size, many = megabytes(sent[recipe]["bytes"]), sent[recipe]["messages"]
-        show.say(f"{recipe}: {size} of {rows_of} rows in {many:,} messages, every one in its transcript")
+    for label, what in (("fede", "entity rows"), ("fedr", "relation rows"), ("secure", "relation rows under masks")):
+        size, many = megabytes(sent[label]["bytes"]), sent[label]["messages"]
+        show.say(f"{label}: {size} of {what} in {many:,} messages, every one in its transcript")
     show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in "
              "one place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
+    show.say("secure: FedR of which the server learns sums alone, and no names: still not private, for sums tell too.")
     show.say(f"private: noisy counts of each hospital, added up. {in_words(counted.claim)}")
     show.say(
         f"\nWritten to {out_path}/. To try next:\n"
@@ -121,6 +127,7 @@ def demo(
         f"  tacit evaluate {out_path / 'run'} --per-relation\n"
         f"  tacit predict {out_path / 'run'} --head '{example.head}' --relation '{example.relation}'\n"
         f"  tacit federate {out_path} --recipe fede --scorer rotate --dim 32 --rounds 50 --out runs/together\n"
+        f"  tacit federate {out_path} --recipe fede --secure --dim 32 --rounds 50 --out runs/secure\n"
         f"  tacit train {out_path / hospitals.names[0]} --scorer rotate --dim 32 --out runs/first\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"

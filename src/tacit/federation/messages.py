@@ -111,7 +111,12 @@ KINDS: dict[str, Kind] = {
     "agreed": Kind("everyone's signatures", {"members": _MEMBERS, "signatures": Array(("u1",), 2)}, _PART),
     "opened": Kind("shares that take masks off a sum", {"members": _MEMBERS, "shares": Array(("u1",), 2)}, _PART),
     "owners": Kind("how many parties have each shared row", {"words": Array(("u4",), 1)}, _PART),
-    "points": Kind("a party's blinded names", {"points": Array(("u1",), 2)}, _PART, {"owner": 1 << 20}),
+    "points": Kind(
+        "a party's blinded names",
+        {"points": Array(("u1",), 2), "signature": Array(("u1",), 1)},
+        _PART,
+        {"owner": 1 << 20},
+    ),
     "union": Kind("the pseudonyms of all names", {"keys": Array(("u1",), 2)}, _PART),
 }
 """Each kind of message. A new one is a line here."""

@@ -306,7 +306,8 @@ class Member:
 
     def _box(self, other: int, sender: int, receiver: int) -> tuple[ChaCha20Poly1305, bytes]:
         """What seals from one member to another: each direction has its own key, so that a fixed nonce is used once."""
-        assert self.agreement is not None and self._sealing is not None
+        assert self.agreement is not None
+        assert self._sealing is not None
         theirs = self.agreement.public[self.agreement.place(other), 0].tobytes()
         shared = self._sealing.exchange(X25519PublicKey.from_public_bytes(theirs))
         key = _derived(shared, self.agreement.session, b"secure-box", sender, receiver)

@@ -248,22 +248,22 @@ class Sketch:
             raise BadValue(f"a sketch is a table of rows of {Sketch.WIDTH} numbers")
         table = np.array(total, np.uint32)
         keys, counts = [np.zeros((0, PSEUDONYM), np.uint8)], [np.zeros(0, np.int64)]
-        look, found = np.arange(len(table)), 0
-        while len(look) and found <= len(table):  # an honest sum empties a cell for good with each key that is found
+        look = np.arange(len(table))
+        while len(look):  # this ends: each key that is found empties a cell, and counts only go down
             key, count = Sketch._alone(table, look, salt)
             places, content = Sketch._added(key, len(table), salt)
             Sketch._apply(np.subtract, table, places, content * count[:, None])
             keys.append(key)
             counts.append(count.astype(np.int64))
-            look, found = np.unique(places), found + len(key)
-        every = np.concatenate(keys)
-        order = _distinct(every)
-        if table.any() or len(order) < found:
+            look = np.unique(places)
+        found = np.concatenate(keys)
+        if table.any():
             raise TacitError(
-                f"the sketch cannot be read: {found:,} keys came out, and something is left over. There are more "
+                f"the sketch cannot be read: {len(found):,} keys came out, and something is left over. There are more "
                 "distinct keys than its bound, or it is bad luck: try again with another salt"
             )
-        return every[order], np.concatenate(counts)[order]
+        order = _distinct(found)
+        return found[order], np.concatenate(counts)[order]
 
     @staticmethod
     def _alone(

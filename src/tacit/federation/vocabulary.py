@@ -13,7 +13,9 @@ pseudonyms of names that it only guesses, at most as many as the bound, and sees
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,7 +106,8 @@ def private_union(
     bound = bound or usual_bound(vocabularies)
     domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # said by the server; other agreements do not compare
     sides = [Pseudonyms(vocabulary.names, bound, domain) for vocabulary in vocabularies]
-    keys = [sides[owner].finished(points) for owner, points in enumerate(_passed_round(sides, part, transport, bound))]
+    lists = _passed_round(sides, part, transport, members, bound, domain)
+    keys = [side.finished(points) for side, points in zip(sides, lists, strict=True)]
     cells = Sketch.cells(bound * len(sides))
     for attempt in range(ATTEMPTS):
         salt = secrets.randbits(63)
@@ -127,24 +130,46 @@ def private_union(
     return len(union), places
 
 
-def _passed_round(sides: Sequence[Pseudonyms], part: Part, transport: InProcess, bound: int) -> list[bytes]:
-    """Every party's blinded list, after all the others have multiplied it; by way of the server."""
+def _passed_round(
+    sides: Sequence[Pseudonyms],
+    part: Part,
+    transport: InProcess,
+    members: Mapping[int, Member],
+    bound: int,
+    domain: bytes,
+) -> list[bytes]:
+    """Every party's blinded list, after all the others have multiplied it; by way of the server.
+
+    Each party signs what it passes on, for this list and this hop: a server that put in a list of its own could have
+    names that it guesses turned into pseudonyms.
+    """
     count, lists = len(sides), [side.blinded() for side in sides]
     if count < 2:
         raise TacitError("one party has no one to agree with: use the open way")
     for hop in range(count):
         for owner in range(count):
             here, there = (owner + hop) % count, (owner + hop + 1) % count
+            signature = members[here].signer.sign("names", _list_signed(domain, owner, hop, lists[owner]))
+            arrays = {
+                "points": torch.frombuffer(bytearray(lists[owner]), dtype=torch.uint8).reshape(-1, 32),
+                "signature": torch.frombuffer(bytearray(signature), dtype=torch.uint8),
+            }
             for sender, receiver in ((here, SERVER), (SERVER, there)):
-                points = torch.frombuffer(bytearray(lists[owner]), dtype=torch.uint8).reshape(-1, 32)
-                says = {"part": part, "owner": owner}
-                transport.send([Message("points", 0, hop, sender, receiver, says, {"points": points})])
-                inbox = Inbox("points", part, 0, hop, receiver, {sender: bound})
-                [told] = transport.receive(inbox).messages()
-                lists[owner] = told.arrays["points"].numpy().tobytes()
+                transport.send([Message("points", 0, hop, sender, receiver, {"part": part, "owner": owner}, arrays)])
+                [told] = transport.receive(Inbox("points", part, 0, hop, receiver, {sender: bound})).messages()
+                arrays = dict(told.arrays)
+            if told.says["owner"] != owner:
+                raise Refused("another list than the one that is due")
+            lists[owner], signature = (told.arrays[name].numpy().tobytes() for name in ("points", "signature"))
+            one = members[there]
+            one.roster.check(one.terms.names[here], "names", _list_signed(domain, owner, hop, lists[owner]), signature)
             if there != owner:
                 lists[owner] = sides[there].passed(lists[owner], bound)
     return lists
+
+
+def _list_signed(domain: bytes, owner: int, hop: int, points: bytes) -> bytes:
+    return struct.pack("<qqq", len(domain), owner, hop) + domain + hashlib.sha256(points).digest()
 
 
 def _places(own: np.ndarray, union: np.ndarray, most: int) -> Tensor:
