@@ -20,6 +20,7 @@ from tacit.draws import Secret
 from tacit.errors import TacitError
 from tacit.federated import FederatedRun, federate
 from tacit.federation import SERVER, CircularMean, OwnerMean, Transcript
+from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import Refused
 from tacit.federation.secure import SumFailed
 from tacit.federation.secured import Secured
@@ -387,6 +388,25 @@ def test_private_and_secure_go_together():
     assert run.epsilon is not None
     assert run.epsilon <= 4.0
     assert Counter(r.kind for r in run.transcript.records)["masked"] == 3
+
+
+def test_parties_bring_their_keys_and_a_revoked_one_is_refused(tmp_path):
+    keeper, roster = Identity.new("keeper"), None
+    roster = Roster.begin(keeper)
+    for name in SMALL.names:
+        one = Identity.new(name)
+        one.save(tmp_path / f"{name}.key")
+        roster = roster.enrol(keeper, name, one.public)
+    roster.save(tmp_path / "roster.json")
+    wanted = {"secure": True, "keys": str(tmp_path)}
+    assert quickly("fedr", wanted).metrics["test"].count
+    roster.revoke(keeper, SMALL.names[1]).save(tmp_path / "roster.json")
+    with pytest.raises(TacitError, match="revoked"):
+        quickly("fedr", wanted, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / f"{SMALL.names[0]}.key").unlink()
+    with pytest.raises(TacitError, match=SMALL.names[0]):
+        quickly("fedr", wanted)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tacit import __version__
 from tacit.errors import BadInput, BadValue, TacitError
 from tacit.evaluation.ranking import Metrics, weighted
 from tacit.federation.aggregation import AGGREGATIONS, Aggregation, Part
+from tacit.federation.keys import keys_in
 from tacit.federation.messages import SERVER
 from tacit.federation.secured import Secured
 from tacit.federation.star import GIVE, Star
@@ -73,7 +74,8 @@ class Federation:
     and training is not private, which is of names that all know. bound: the most names that a party may have, where
     they are private. threshold: how many parties have to stay to the end of a round; default: more than two thirds.
     min_contributors: rows that fewer have are not sent. range: the largest number that can be added up. agreement:
-    rounds for which parties agree on keys at once.
+    rounds for which parties agree on keys at once. keys: a folder with roster.json and each party's NAME.key (see
+    `tacit keys`); default: keys for this run alone.
     """
 
     rounds: int = 300
@@ -93,6 +95,7 @@ class Federation:
     min_contributors: int = 2
     range: float = 64.0
     agreement: int = 8
+    keys: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "holders", "keep_every", "keep_mb", "bound", "threshold", "agreement"):
@@ -111,8 +114,9 @@ class Federation:
         if not self.secure:
             return plain
         rounds = self.agreement if self.fraction == 1 else 1
+        identities, roster = (None, None) if self.keys is None else keys_in(Path(self.keys), names)
         return Secured.of(plain, names, part, limit=self.range, least=self.min_contributors, threshold=self.threshold,
-                          rounds=rounds)  # fmt: skip
+                          rounds=rounds, identities=identities, roster=roster)  # fmt: skip
 
     def transcript(self) -> Transcript:
         """An empty one that keeps what is asked for."""

@@ -57,7 +57,7 @@ from tacit.training import Event
 
 LOG = logging.getLogger(__name__)
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
-LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement")
+LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement", "keys")
 """Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
 TARGETS = (0.2, 0.4)
 """Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""

@@ -19,7 +19,7 @@ import signal
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -481,6 +481,21 @@ def make(name: str, folder: Path, passphrase: str | None = None) -> tuple[Identi
             key.unlink()
             raise
     return identity, key, pub
+
+
+def keys_in(folder: Path, names: Sequence[str]) -> tuple[list[Identity], Roster]:
+    """The parties' keys and the roster in a folder: roster.json and, for each name, NAME.key. Each has to be on it."""
+    roster = Roster.load(folder / "roster.json")
+    found = []
+    for name in names:
+        where = folder / f"{name}.key"
+        if not where.is_file():
+            raise TacitError(f"{where}: there is no key for {name}. tacit keys new {name} --out {folder} makes one.")
+        one = Identity.load(where, os.environ.get("TACIT_PASSPHRASE"))
+        if roster.public(name) != one.public:
+            raise Refused(f"{where} is not the key that the roster has for {name}")
+        found.append(one)
+    return found, roster
 
 
 def renew(
