@@ -17,7 +17,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from tacit.errors import BadInput, TacitError
 from tacit.federation.aggregation import Part
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.secure import Member, Summing, Words
-from tacit.federation.sets import PSEUDONYM, Pseudonyms, Sketch
 from tacit.federation.transport import InProcess
 from tacit.graph import Graph, Vocab
+
+if TYPE_CHECKING:
+    from tacit.federation.sets import Pseudonyms
 
 Tensor = Any
 TELL, PLACE = 0, 1
@@ -103,6 +105,8 @@ def private_union(
     `members`, `server`: the two sides of secure sums. `bound`: the most names that a party may have; default: the
     `usual_bound`, which tells how many the largest has, to a factor of two.
     """
+    from tacit.federation.sets import Pseudonyms, Sketch  # loading its library takes a while
+
     bound = bound or usual_bound(vocabularies)
     domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # said by the server; other agreements do not compare
     sides = [Pseudonyms(vocabulary.names, bound, domain) for vocabulary in vocabularies]
@@ -174,9 +178,9 @@ def _list_signed(domain: bytes, owner: int, hop: int, points: bytes) -> bytes:
 
 def _places(own: np.ndarray, union: np.ndarray, most: int) -> Tensor:
     """Where a party's pseudonyms stand in the union."""
-    if union.ndim != 2 or union.shape[1] != PSEUDONYM or len(union) > most:
+    if union.ndim != 2 or union.shape[1] != own.shape[1] or len(union) > most:
         raise Refused("a union that is none")
-    kind = np.dtype((np.void, PSEUDONYM))
+    kind = np.dtype((np.void, own.shape[1]))
     every, mine = (np.ascontiguousarray(keys).view(kind).reshape(-1) for keys in (union, own))
     place = {key.tobytes(): number for number, key in enumerate(every)}
     try:
