@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import math
 import numpy as np
 import pytest
 import torch
@@ -333,6 +334,24 @@ def test_counts_as_vectors_score_as_the_counts_do():
     h, r, t = torch.from_numpy(GRAPH.train.triples[:200].astype(np.int64)).unbind(1)
     wanted = counts.prior().of(h, r, t)
     assert torch.allclose(model.score(h, r, t), wanted, atol=1e-3)
+
+
+def test_noise_below_two_deviations_does_not_reach_vectors():
+    from tacit.draws import Secret
+    from tacit.models.bilinear import RESCAL
+    from tacit.models.model import Model
+
+    counts = Counts.release(GRAPH, 1.5, Secret.simulation(4))
+    model = Model(RESCAL(), counts.vectors(2 * len(GRAPH.relations) + 1))
+    h, r, t = torch.from_numpy(GRAPH.train.triples[:200].astype(np.int64)).unbind(1)
+    deviation = 1.5 * 2**0.5
+    wanted = [
+        math.log1p(max(0.0, float(table[relation, entity]) / deviation - 2))
+        for one, relation, two in zip(h, r, t, strict=True)
+        for table, entity in ((counts.heads, one), (counts.tails, two))
+    ]
+    assert any(x == 0 for x in wanted)
+    assert torch.allclose(model.score(h, r, t), torch.tensor(wanted).reshape(-1, 2).sum(1), atol=1e-3)
 
 
 def test_the_noise_of_counts_is_what_it_costs():

@@ -21,6 +21,8 @@ from tacit.models.tables import Prior, Tables
 Tensor = Any
 FLOOR = 0.3
 """What is added to a count before its logarithm is taken: an entity that was never seen is unlikely, not impossible."""
+CERTAIN = 2.0
+"""Deviations of noise that are taken off a count before it becomes vectors."""
 MOST_CELLS = 1 << 30
 
 
@@ -68,14 +70,19 @@ class Marginals:
             return counts
         return torch.nn.functional.softplus(counts / self.deviation) * self.deviation
 
+    def _certain(self, counts: Tensor) -> Tensor:
+        """Logarithms again, 0 for what may well be noise: it would fill the singular vectors."""
+        if isinstance(self.deviation, float) and not self.deviation:
+            return torch.log(counts + FLOOR)
+        return torch.log1p((counts / self.deviation - CERTAIN).clamp(min=0))
+
     def vectors(self, dim: int) -> Tables:
-        """RESCAL's rows that come nearest to the prior: its singular vectors, and a last number that is 1.
+        """RESCAL's rows that come nearest to the counts: their singular vectors, and a last number that is 1.
 
         With h = (u, 1) and t = (v, 1), a matrix with a last column a and a last row b gives u.a + v.b: what the head
         and the tail say of the relation, each by itself.
         """
-        prior = self.prior()
-        whole = torch.cat([prior.heads, prior.tails]).double()
+        whole = torch.cat([self._certain(self.heads), self._certain(self.tails)]).double()
         mean = whole.mean(1, keepdim=True)
         left, size, right = torch.linalg.svd(whole - mean, full_matrices=False)
         kept = min(dim - 1, len(size))
