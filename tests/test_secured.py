@@ -92,11 +92,13 @@ def test_angles_are_averaged_as_directions():
     torch.testing.assert_close(plain.table, secret.table, atol=1e-4, rtol=1e-4)
 
 
-def test_numbers_beyond_the_range_are_counted():
+def test_numbers_beyond_the_range_are_counted(caplog):
     how = secured(limit=0.01)
     federation = star(how)
-    federation.round()
-    assert how.beyond > 0
+    with caplog.at_level("WARNING"):
+        report = federation.round()
+    assert report.beyond == how.beyond > 0
+    assert [f"{report.beyond} numbers of round 1" in record.getMessage() for record in caplog.records] == [True]
     sent = federation.table[(federation.changed == 1)]
     assert len(sent)
     assert float(sent.abs().max()) <= 0.01 + how.fixed.step
@@ -130,7 +132,7 @@ def losing(kind, sender, round_, times=1):
 def test_a_party_that_drops_out_is_left_out_and_comes_back(kind):
     """Party 4 is lost in round 1 of three: in it, its rows do not count where it had not sent them yet."""
     federation = star(secured(FIVE, threshold=3), FIVE, lost=losing(kind, 4, 1))
-    federation.round()
+    assert federation.round().absent == (4,)
     counted = 5 if kind in ("signed", "opened") else 4
     rows = [shared_rows(federation, party) for party in range(5)]
     checked = 0

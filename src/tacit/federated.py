@@ -163,8 +163,10 @@ class Together:
     def _round(self) -> dict[str, Any]:
         if self.star is not None:
             report = self.star.round()
-            return {"trained": list(report.trained), "loss": listed(report.loss), "steps": report.steps,
-                    "examples": report.examples, "given": report.given, "sent": report.sent}  # fmt: skip
+            about = {"trained": list(report.trained), "loss": listed(report.loss), "steps": report.steps,
+                     "examples": report.examples, "given": report.given, "sent": report.sent}  # fmt: skip
+            secure = {"beyond": report.beyond, "absent": list(report.absent)} if self.wanted.secure else {}
+            return about | secure
         active = ~self.fit.finished
         reports = [self.fit.epoch(active) for _ in range(self.wanted.local_epochs)]
         loss = np.mean([report.loss for report in reports], axis=0)

@@ -146,6 +146,11 @@ class Aggregation:
         """What a party takes from the server after this phase, where there is another."""
         raise NotImplementedError
 
+    @property
+    def beyond(self) -> int:
+        """Numbers so far that could not be sent as they are."""
+        return 0
+
     def state(self) -> dict[str, Tensor]:
         """What parties and server have to remember from round to round."""
         return {}

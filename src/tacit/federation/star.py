@@ -7,6 +7,7 @@ through an inbox, as it would from outside.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from tacit.federation.transport import InProcess
 from tacit.federation.vocabulary import names_of, open_union, private_union
 from tacit.training import Fit
 
+LOG = logging.getLogger(__name__)
 Tensor = Any
 GIVE, AGREE = 0, 1
 """Phases of a round: the server gives its rows, then the phases of the aggregation. Before round 1: names, places."""
@@ -33,7 +35,10 @@ FEW_SHARED = 0.5
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round did: who trained, mean losses (NaN: it rested), steps, bytes that the server gave and was sent."""
+    """What a round did: who trained, mean losses (NaN: it rested), steps, bytes that the server gave and was sent.
+
+    beyond: numbers that were beyond the range of secure sums, and were set to its limit. absent: who dropped out.
+    """
 
     number: int
     trained: tuple[int, ...]
@@ -42,6 +47,8 @@ class RoundReport:
     examples: int
     given: int
     sent: int
+    beyond: int = 0
+    absent: tuple[int, ...] = ()
 
 
 class Star:
@@ -208,14 +215,20 @@ class Star:
         if self.optimizer_state == "reset":
             fit.cohort.between_rounds("reset")
         reports = [fit.epoch(active) for _ in range(self.local_epochs)]
-        sent = self._aggregate(number, chosen)
+        before = self.aggregation.beyond
+        sent, absent = self._aggregate(number, chosen)
+        if beyond := self.aggregation.beyond - before:
+            LOG.warning("%d numbers of round %d were beyond the range of secure sums, and were set to its limit: "
+                        "choose a larger federation.range", beyond, number)  # fmt: skip
+        if absent:
+            LOG.warning("%d parties dropped out of round %d: %s", len(absent), number, ", ".join(map(str, absent)))
         self.rounds = number
         loss = np.mean([report.loss for report in reports], axis=0).tolist()
         steps, examples = (int(sum(getattr(report, name) for report in reports)) for name in ("steps", "examples"))
-        return RoundReport(number, tuple(chosen), tuple(loss), steps, examples, given, sent)
+        return RoundReport(number, tuple(chosen), tuple(loss), steps, examples, given, sent, beyond, absent)
 
-    def _aggregate(self, number: int, trained: Sequence[int]) -> int:
-        """All phases of the aggregation; how many bytes the parties sent."""
+    def _aggregate(self, number: int, trained: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """All phases of the aggregation; how many bytes the parties sent, and who dropped out."""
         shares = {party: self._share(number, party) for party in trained}
         none = self.places[0][:0]
         owners = {party: none if self.blind else self.places[party] for party in trained}
@@ -243,7 +256,7 @@ class Star:
             raise TacitError(f"{len(answer.absent)} parties sent nothing in round {number}")
         self.changed[(answer.table != self.table).any(-1)] = number
         self.table = answer.table
-        return sent
+        return sent, tuple(sorted(answer.absent))
 
     def _answer(
         self, answer: Sequence[Message], phase: int, shares: Mapping[int, Share], inboxes: dict[int, list[Message]]
