@@ -70,7 +70,7 @@ class Clock:
 def one_round(parties: int, rows: int, width: int) -> dict[str, float]:
     """An agreement, ownership, and rows with ownership beside them: what the first round of an agreement is."""
     identities, roster = people(parties)
-    terms = Terms(tuple(one.name for one in identities), None, 2)
+    terms = Terms(tuple(one.name for one in identities), parties)
     clock, server = Clock(parties), Summing(terms)
     members = [Member(i, one, roster, terms) for i, one in enumerate(identities)]
     began = time.perf_counter()
@@ -117,7 +117,7 @@ def union(parties: int, names: int) -> dict[str, float]:
     how = Secured.of(OwnerMean(), [f"party-{p}" for p in range(parties)], "entity")
     transcript = Transcript()
     began = time.perf_counter()
-    total, places = private_union(vocabularies, "entity", InProcess(transcript), *how.for_names(), names)
+    total, places, _ = private_union(vocabularies, "entity", InProcess(transcript), *how.for_names(), names)
     seconds = time.perf_counter() - began
     assert total == names // 2 + parties * (names - names // 2)
     assert all(len(set(ids.tolist())) == names for ids in places)

@@ -45,7 +45,7 @@ class Table:
     """Members and a server who talk in encoded bytes; at each phase some members' messages are lost."""
 
     def __init__(self, members, *, sums=2, threshold=None):
-        self.terms = Terms(NAMES, threshold, sums)
+        self.terms = Terms(NAMES, len(members), threshold, sums)
         self.members = {i: Member(i, IDENTITIES[i], ROSTER, self.terms) for i in members}
         self.server, self.sent, self.here = Summing(self.terms), [], set(members)
 
@@ -113,9 +113,7 @@ def test_the_sum_is_that_of_all_who_were_heard_or_it_fails(data):
         gone |= lost
         left.append(size - len(gone))
     heard = [i for i in members if not any(i in lost for lost in drops[:3])]
-    # Who drops out before shares were sent changes what the threshold is of: it is of those who sent keys.
-    agreed = left[0]
-    fails = agreed < needed or agreed < 2 or needed < least_threshold(agreed) or min(left) < needed
+    fails = min(left) < needed
     try:
         table.agree(drops[0], drops[1])
         found = table.sum(given_vectors, *drops[2:])
@@ -435,14 +433,45 @@ def test_a_revoked_member_is_refused():
 
 @pytest.mark.parametrize(("members", "threshold"), [(5, 2), (4, 2), (3, 4)])
 def test_a_threshold_that_does_not_protect_is_refused(members, threshold):
-    table = Table(range(members), threshold=threshold)
-    with pytest.raises(SumFailed, match="threshold"):
-        table.agree()
+    with pytest.raises(BadValue, match="threshold"):
+        Table(range(members), threshold=threshold)
 
 
 def test_a_sum_of_one_is_refused():
-    with pytest.raises(SumFailed, match="sum of one"):
-        Table(range(1)).agree()
+    with pytest.raises(BadValue, match="sum of one"):
+        Table(range(1))
+
+
+def test_a_server_that_names_few_members_gets_no_sum():
+    """With one of five that works with it, two members would tell it the other's numbers."""
+    table = Table(range(5))
+    sent = [m.keys(1, 1) for m in table.members.values()]
+    told = table.server.keys(table.inbox("keys", 1, range(5), sent))
+    each, arrays = 1 + table.terms.sums, told[0].arrays
+    few = {
+        "members": arrays["members"][[0, 4]],
+        "public": torch.cat([arrays["public"][:each], arrays["public"][4 * each :]]),
+        "signatures": arrays["signatures"][[0, 4]],
+    }
+    with pytest.raises(SumFailed, match="2 members are named, and 4 are needed"):
+        table.members[0].shares(Message("members", 1, 1, SERVER, 0, told[0].says, few), 2)
+
+
+def test_members_that_were_told_different_things_open_nothing():
+    table, _, honest = at_signing()
+    table.members[3].told = bytes([1] * 32)
+    signatures = [table.members[m.receiver].signed(m, 4) for m in honest]
+    for answer in table.server.signed(table.inbox("signed", 4, range(5), signatures)):
+        with pytest.raises(Refused, match="signature"):
+            table.members[answer.receiver].opened(answer, 5)
+
+
+def test_no_list_is_signed_before_there_are_numbers():
+    table = Table(range(3))
+    table.agree()
+    arrays = {"members": torch.arange(3)}
+    with pytest.raises(Refused, match="not begun"):
+        table.members[0].signed(Message("heard", 1, 3, SERVER, 0, {"part": "relation"}, arrays), 4)
 
 
 def test_an_agreement_is_named_by_its_members_and_keys():

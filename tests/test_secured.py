@@ -40,8 +40,10 @@ QUICK = {"scorer": {"dim": 4}, "negatives": {"count": 4}, "training": {"batch": 
          "optimizer": {"learning_rate": 0.02}}  # fmt: skip
 
 
-def star(how, parties=SMALL, part="relation", lost=lambda message: False, scorer="transe", keep=False, **options):
-    fit = Fit(Settings.make(tacit.settings.combine(QUICK, {"scorer": {"name": scorer}})), parties.graphs)
+def star(
+    how, parties=SMALL, part="relation", lost=lambda message: False, scorer="transe", keep=False, more=None, **options
+):
+    fit = Fit(Settings.make(tacit.settings.combine(QUICK, {"scorer": {"name": scorer}}, more or {})), parties.graphs)
     transcript = Transcript(lambda record: keep)
     made = Star(fit, part, how, transcript, local_epochs=1, **options)
     made.transport.lost = lost
@@ -65,7 +67,7 @@ def shared_rows(federation, party):
 @pytest.mark.parametrize("part", ["entity", "relation"])
 @pytest.mark.parametrize("fraction", [1.0, 0.7])
 def test_rows_are_those_of_the_plain_mean(part, fraction):
-    how = secured(part=part, rounds=2 if fraction == 1 else 1)
+    how = secured(part=part, rounds=2) if fraction == 1 else secured(part=part, rounds=1, expected=2)
     plain, secret = star(OwnerMean(), part=part, fraction=fraction), star(how, part=part, fraction=fraction)
     for number in range(1, 6):
         assert plain.round().trained == secret.round().trained
@@ -85,10 +87,13 @@ def test_rows_are_those_of_the_plain_mean(part, fraction):
 
 
 def test_angles_are_averaged_as_directions():
-    plain = star(CircularMean(), scorer="rotate")
-    secret = star(secured(inner=CircularMean().for_scorer(plain.fit.settings.scorer, 4)), scorer="rotate")
+    wide = {"scorer": {"dim": 64}}
+    plain = star(CircularMean(), scorer="rotate", more=wide)
+    secret = star(secured(inner=CircularMean()), scorer="rotate", more=wide)
+    assert secret.aggregation.inner.radians == plain.aggregation.radians > 10
     for _ in range(2):
-        plain.round(), secret.round()
+        plain.round()
+        secret.round()
     torch.testing.assert_close(plain.table, secret.table, atol=1e-4, rtol=1e-4)
 
 
@@ -197,6 +202,54 @@ def test_a_row_that_one_party_has_is_not_sent_and_stays_with_it():
     assert torch.equal(secret.table[alone], begun[alone]), "the server never saw them"
 
 
+def owning():
+    """Three parties; each has a relation of its own."""
+    names = ("one", "two", "three")
+    return given_parties({
+        name: Graph.from_triples([("a", "both", "b"), ("b", "both", "c"), ("c", f"of {name}", "a"), ("a", "both", "c")])
+        for name in names
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("vocabulary", ["open", "private"])
+@pytest.mark.parametrize("kind", ["keys", "shares", "masked", "signed", "opened"])
+def test_who_drops_out_keeps_the_rows_that_it_alone_has(kind, vocabulary):
+    parties = owning()
+    federation = star(
+        secured(parties, threshold=2, rounds=1, least=2), parties, lost=losing(kind, 2, 2), vocabulary=vocabulary
+    )
+    federation.round()
+    federation.give(range(3))
+    assert federation.round().absent == (2,)
+    before = shared_rows(federation, 2)["of three"]
+    federation.give(range(3))
+    after = shared_rows(federation, 2)
+    assert torch.equal(after["of three"], before)
+    place = federation.places[2].tolist()[parties[2].relations.id("both")]
+    assert torch.equal(after["both"], federation.table[place]), "what others have as well is taken"
+
+
+def test_what_others_made_of_a_row_is_taken_by_who_once_had_it_alone():
+    """Sampled parties: who was the only owner in its round takes the row once two others have made it anew."""
+    both = [("a", "both", "b"), ("b", "both", "c"), ("c", "both", "a")]
+    parties = given_parties({
+        "one": Graph.from_triples([*both, ("a", "rare", "b")]), "two": Graph.from_triples([*both, ("a", "rare", "c")]),
+        "three": Graph.from_triples([*both, ("b", "rare", "c")]), "four": Graph.from_triples(both),
+    })  # fmt: skip
+    turns = [[0, 3], [1, 2], [0, 3]]
+    federation = star(secured(parties, rounds=1, expected=2), parties, fraction=0.5)
+    federation.sampled = lambda number: turns[number - 1]
+    federation.round()
+    federation.give(range(4))
+    place = federation.places[0].tolist()[parties[0].relations.id("rare")]
+    assert not torch.equal(shared_rows(federation, 0)["rare"], federation.table[place]), (
+        "it was alone, and keeps its own"
+    )
+    federation.round()
+    federation.give(range(4))
+    assert torch.equal(shared_rows(federation, 0)["rare"], federation.table[place])
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +259,7 @@ def test_the_private_union_is_the_union(names):
     vocabularies = [Vocab(sorted(each)) for each in names]
     labels = tuple(f"party-{i}" for i in range(len(names)))
     how = Secured.of(OwnerMean(), labels, "entity")
-    total, places = private_union(vocabularies, "entity", InProcess(Transcript()), *how.for_names())
+    total, places, _ = private_union(vocabularies, "entity", InProcess(Transcript()), *how.for_names())
     plain_total, plain_places = open_union(vocabularies, "entity", InProcess(Transcript()))
     assert total == plain_total == len(set().union(*names))
     place = {}
@@ -227,7 +280,7 @@ def test_a_party_with_more_names_than_the_bound_is_told_so():
 def test_the_usual_bound_holds_everyone():
     for sizes in ([1, 3], [4, 4], [255], [256, 1]):
         vocabularies = [Vocab(str(i) for i in range(size)) for size in sizes]
-        assert usual_bound(vocabularies) > max(sizes)
+        assert usual_bound(vocabularies) >= max(sizes) > usual_bound(vocabularies) // 2
 
 
 def test_private_names_need_secure_sums():
@@ -270,6 +323,46 @@ def test_a_server_cannot_tell_who_holds_which_relation():
                 up[message.sender].add(tuple(message.arrays["words"].shape))
         assert len(set(map(frozenset, up.values()))) == 1, "every party sends as much as every other"
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("what", ["owners", "union"])
+def test_parties_that_are_told_different_things_open_nothing(what):
+    """A server tells all but party 0 that no row has owners: they would leave theirs out, and the sum be party 0's."""
+
+    class Splitting(InProcess):
+        def send(self, messages):
+            for m in messages:
+                if m.kind == what == "owners" and m.receiver > 0:
+                    m = replace(m, arrays={"words": torch.zeros_like(m.arrays["words"])})
+                if m.kind == what == "union" and m.receiver == 0:
+                    more = torch.cat([m.arrays["keys"], torch.full((1, 16), 255, dtype=torch.uint8)])
+                    m = replace(m, arrays={"keys": more})
+                super().send([m])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tacit.federation.star.InProcess", Splitting)
+        federation = star(secured(FIVE), FIVE, vocabulary="private")
+        before = federation.table.clone()
+        with pytest.raises(Refused, match="signature"):
+            federation.round()
+    assert torch.equal(federation.table, before)
+    assert not [
+        r for r in federation.transport.transcript.records if r.kind == "opened" and r.round == 1 and r.phase > 5
+    ]
+
+
+def test_counts_that_cannot_be_are_refused():
+    class Boasting(InProcess):
+        def send(self, messages):
+            super().send([
+                replace(m, arrays={"words": m.arrays["words"].to(torch.int64).add(9).to(torch.uint32)})
+                if m.kind == "owners" else m for m in messages
+            ])  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tacit.federation.star.InProcess", Boasting)
+        with pytest.raises(Refused, match="more parties have than there are"):
+            star(secured()).round()
 
 
 def test_the_server_of_a_blind_star_holds_no_places():
@@ -420,8 +513,11 @@ def test_parties_bring_their_keys_and_a_revoked_one_is_refused(tmp_path):
         ("fedr", {"aggregation": "weighted"}, "leave out"),
         ("fedr", {"min_contributors": 4}, "from 2 to the number of parties"),
         ("fedr", {"min_contributors": 1}, "from 2 to the number of parties"),
-        ("fedr", {"threshold": 1}, "2 or more"),
-        ("fedr", {"threshold": 9}, "2 or more"),
+        ("fedr", {"threshold": 1}, "more than half"),
+        ("fedr", {"threshold": 9}, "more than half"),
+        ("fedr", {"threshold": 3, "fraction": 0.7}, "sums of 2 parties"),
+        ("fedr", {"min_contributors": 3, "fraction": 0.7}, "parties in a round, 2"),
+        ("fedr", {"fraction": 0.3}, "sum of one"),
         ("fedr", {"range": 1e10}, r"smaller federation\.range"),
         ("fedr", {"range": -1.0}, "above 0"),
     ],

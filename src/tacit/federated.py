@@ -33,7 +33,7 @@ from tacit.federation.aggregation import AGGREGATIONS, Aggregation, Part
 from tacit.federation.keys import keys_in
 from tacit.federation.messages import SERVER
 from tacit.federation.secured import Secured
-from tacit.federation.star import GIVE, Star
+from tacit.federation.star import GIVE, Star, sampled_number
 from tacit.federation.transcript import Adversary, Transcript, View, rounds
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
 from tacit.graph import SplitName
@@ -73,9 +73,9 @@ class Federation:
     secure: the server sees sums alone. vocabulary: how names are agreed on, open or private; default: private if secure
     and training is not private, which is of names that all know. bound: the most names that a party may have, where
     they are private. threshold: how many parties have to stay to the end of a round; default: more than two thirds.
-    min_contributors: rows that fewer have are not sent. range: the largest number that can be added up. agreement:
-    rounds for which parties agree on keys at once. keys: a folder with roster.json and each party's NAME.key (see
-    `tacit keys`); default: keys for this run alone.
+    min_contributors: rows that fewer have are not sent; default: so many that two owners are left however many drop
+    out. range: the largest number that can be added up. agreement: rounds for which parties agree on keys at once.
+    keys: a folder with roster.json and each party's NAME.key (see `tacit keys`); default: keys for this run alone.
     """
 
     rounds: int = 300
@@ -92,7 +92,7 @@ class Federation:
     vocabulary: Literal["open", "private"] | None = None
     bound: int | None = None
     threshold: int | None = None
-    min_contributors: int = 2
+    min_contributors: int | None = None
     range: float = 64.0
     agreement: int = 8
     keys: str | None = None
@@ -114,9 +114,10 @@ class Federation:
         if not self.secure:
             return plain
         rounds = self.agreement if self.fraction == 1 else 1
+        expected = sampled_number(len(names), self.fraction)
         identities, roster = (None, None) if self.keys is None else keys_in(Path(self.keys), names)
         return Secured.of(plain, names, part, limit=self.range, least=self.min_contributors, threshold=self.threshold,
-                          rounds=rounds, identities=identities, roster=roster)  # fmt: skip
+                          expected=expected, rounds=rounds, identities=identities, roster=roster)  # fmt: skip
 
     def transcript(self) -> Transcript:
         """An empty one that keeps what is asked for."""
@@ -157,7 +158,8 @@ class Together:
                 seconds = round(time.perf_counter() - began, 4)
                 on_event({"event": "validation", "round": self.rounds} | found | {"seconds": seconds})
             self.finished |= last
-            if checkpoint is not None and (due or self.finished):
+            # A secure round that is made again would be of the same rows: with other parties, sums could be subtracted.
+            if checkpoint is not None and (due or self.finished or self.wanted.secure):
                 checkpoint()
 
     def _round(self) -> dict[str, Any]:

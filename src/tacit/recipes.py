@@ -153,6 +153,9 @@ class Setup:
         star = Star(fit, part, wanted.how(self.parties.names, part), self.transcript, local_epochs=wanted.local_epochs,
                     fraction=wanted.fraction, optimizer_state=wanted.optimizer_state, bound=wanted.bound,
                     vocabulary="private" if self.names_are_private else "open")  # fmt: skip
+        if wanted.secure and wanted.fraction < 1:
+            LOG.warning("sums over different parties can be subtracted: with federation.fraction below 1 a server "
+                        "learns who has which row, and comes near to single rows")  # fmt: skip
         if (share := star.shared_by(2)) < FEW_SHARED:
             LOG.warning("only %.0f%% of the %s rows are in two parties or more: little can be learned by sharing them",
                         100 * share, part)  # fmt: skip

@@ -115,6 +115,10 @@ class Aggregation:
             raise TacitError(f"{type(scorer).__name__}'s relation rows hold statistics of each party's own, and cannot "
                              "be averaged")  # fmt: skip
 
+    def for_scorer(self, scorer: Scorer, dim: int) -> Aggregation:
+        """With what this scorer's rows mean, where that matters."""
+        return self
+
     def discloses(self) -> str:
         """What the server learns of a party."""
         moved = ", and which of them its training moved" if self.changed_only else ""
@@ -247,7 +251,6 @@ class CircularMean(Aggregation):
         return torch.where(nowhere, before.to(mean), torch.atan2(sin, cos) / self.radians)
 
     def for_scorer(self, scorer: Scorer, dim: int) -> CircularMean:
-        """With this scorer's angles."""
         assert isinstance(scorer, RotatE)
         spread = scorer.init_scale or scorer.spread(dim)
         return CircularMean(self.values, self.changed_only, math.pi / spread)

@@ -52,7 +52,7 @@ KEY, SIGNATURE, TAG = 32, 64, 16
 
 
 class SumFailed(TacitError):
-    """A sum that could not be made; nothing of it was told, and no table has moved."""
+    """A sum that could not be made: it was told to nobody, and no shared row has moved."""
 
 
 class Signer(Protocol):
@@ -129,28 +129,31 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all know of a sum before it begins: public settings.
+    """What all know of sums before they begin: public settings, of which a server can change nothing.
 
-    threshold: default, `usual_threshold` of whoever takes part. sums: how many one agreement pays for.
+    expected: how many take part in a sum, if nobody drops out. threshold: how many have to stay to the end; default:
+    `usual_threshold` of them. sums: how many one agreement pays for.
     """
 
     names: tuple[str, ...]
+    expected: int
     threshold: int | None = None
     sums: int = 2
     part: str = "relation"
 
-    def needed(self, members: int) -> int:
-        """How many have to be heard to the end."""
-        least = least_threshold(members)
-        if members < 2:
-            raise SumFailed(f"{members} members: the sum of one is its numbers")
-        if self.threshold is None:
-            return usual_threshold(members)
-        if not least <= self.threshold <= members:
-            raise SumFailed(
-                f"a threshold of {self.threshold} for {members} members: it has to be {least} or more of them"
+    def __post_init__(self) -> None:
+        if self.expected < 2:
+            raise BadValue(f"{self.expected} parties in a sum: the sum of one is its numbers")
+        if self.threshold is not None and not least_threshold(self.expected) <= self.threshold <= self.expected:
+            raise BadValue(
+                f"a threshold of {self.threshold} for sums of {self.expected} parties: it is from "
+                f"{least_threshold(self.expected)}, more than half of them, to {self.expected}"
             )
-        return self.threshold
+
+    @property
+    def needed(self) -> int:
+        """How many have to be heard to the end: of those expected, never of those whom a server chooses to name."""
+        return usual_threshold(self.expected) if self.threshold is None else self.threshold
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,8 @@ def _keys_signed(round_: int, number: int, public: np.ndarray) -> bytes:
     return struct.pack("<qq", round_, number) + public.tobytes()
 
 
-def _list_signed(session: bytes, which: int, heard: Sequence[int]) -> bytes:
-    return session + struct.pack(f"<q{len(heard)}q", which, *heard)
+def _list_signed(session: bytes, which: int, heard: Sequence[int], told: bytes) -> bytes:
+    return session + told + struct.pack(f"<q{len(heard)}q", which, *heard)
 
 
 def _derived(secret: bytes, session: bytes, purpose: bytes, *numbers: int) -> bytes:
@@ -204,7 +207,7 @@ def _ids(members: Sequence[int]) -> Tensor:
     return torch.tensor(list(members), dtype=torch.int64)
 
 
-def _shaped(message: Message, name: str, *shape: int) -> np.ndarray:
+def shaped(message: Message, name: str, *shape: int) -> np.ndarray:
     """An array of a message, of the shape that it has to have."""
     array = message.arrays[name]
     if tuple(array.shape) != shape:
@@ -224,13 +227,15 @@ def _listed(message: Message, name: str = "members") -> tuple[int, ...]:
 
 
 class Member:
-    """A party's side: its secrets of an agreement, and one answer to each phase.
+    """A party's side: its secrets of an agreement, and one answer to each phase. What does not fit is refused.
 
-    Whatever does not fit what it knows makes it refuse and forget: then a new agreement is due.
+    told: a hash of all that this member was told beside sums and acts upon. It is signed with the list of who was
+    heard, so that members who were told different things open nothing.
     """
 
     def __init__(self, number: int, signer: Signer, roster: Members, terms: Terms):
         self.number, self.signer, self.roster, self.terms = number, signer, roster, terms
+        self.told = bytes(32)
         self.forget()
 
     def forget(self) -> None:
@@ -274,9 +279,11 @@ class Member:
         members, terms = _listed(told), self.terms
         if self.number not in members or members[-1] >= len(terms.names):
             raise Refused("a list of members without this one, or with one that nobody knows")
-        needed, each = terms.needed(len(members)), 1 + terms.sums
-        public = _shaped(told, "public", len(members) * each, KEY).reshape(len(members), each, KEY)
-        signatures = _shaped(told, "signatures", len(members), SIGNATURE)
+        needed, each = terms.needed, 1 + terms.sums
+        if len(members) < needed:
+            raise SumFailed(f"{len(members)} members are named, and {needed} are needed")
+        public = shaped(told, "public", len(members) * each, KEY).reshape(len(members), each, KEY)
+        signatures = shaped(told, "signatures", len(members), SIGNATURE)
         for place, member in enumerate(members):
             content = _keys_signed(self.round, member, public[place])
             self.roster.check(terms.names[member], "secure-keys", content, signatures[place].tobytes())
@@ -319,9 +326,9 @@ class Member:
         members = _listed(told)
         if self.number not in members or not set(members) <= set(self.agreement.members):
             raise Refused("shares of someone who is no member, or none of this one")
-        if len(members) < self._needed:
-            raise SumFailed(f"{len(members)} members sent shares, and {self._needed} are needed")
-        sealed = _shaped(told, "sealed", len(members), self._length)
+        if len(members) < self.terms.needed:
+            raise SumFailed(f"{len(members)} members sent shares, and {self.terms.needed} are needed")
+        sealed = shaped(told, "sealed", len(members), self._length)
         for place, member in enumerate(members):
             if member != self.number:
                 box, about = self._box(member, member, self.number)
@@ -332,11 +339,6 @@ class Member:
                     raise Refused(f"shares of {name} that were not sealed for this member") from None
                 self._shares[member] = _opened_shares(content, self.terms.sums)
         self.members = members
-
-    @property
-    def _needed(self) -> int:
-        assert self.agreement is not None
-        return self.terms.needed(len(self.agreement.members))
 
     def masked(self, words: Words, phase: int, round_: int) -> Message:
         """Numbers under all their masks."""
@@ -358,15 +360,15 @@ class Member:
     def signed(self, told: Message, phase: int) -> Message:
         """A signature on who was heard. One list for each sum: a second is refused."""
         heard = _listed(told)
-        if self.heard is not None:
-            raise Refused("a second list of who was heard in this sum")
+        if self.heard is not None or not self.next_sum:
+            raise Refused("a second list of who was heard in this sum, or one of a sum that has not begun")
         if self.number not in heard or not set(heard) <= set(self.members):
             raise Refused("a list of who was heard without this member, or with one that is none")
-        if len(heard) < self._needed:
-            raise SumFailed(f"{len(heard)} members were heard, and {self._needed} are needed")
+        if len(heard) < self.terms.needed:
+            raise SumFailed(f"{len(heard)} members were heard, and {self.terms.needed} are needed")
         assert self.agreement is not None
         self.heard = heard
-        content = _list_signed(self.agreement.session, self.next_sum - 1, heard)
+        content = _list_signed(self.agreement.session, self.next_sum - 1, heard, self.told)
         return self._said("signed", phase, {"signature": _bytes(self.signer.sign("secure-list", content))}, self.round)
 
     def opened(self, told: Message, phase: int) -> Message:
@@ -374,12 +376,12 @@ class Member:
         signers = _listed(told)
         if self.heard is None or not set(signers) <= set(self.heard):
             raise Refused("signatures of members that were not heard")
-        if len(signers) < self._needed:
-            raise SumFailed(f"{len(signers)} members signed, and {self._needed} are needed")
+        if len(signers) < self.terms.needed:
+            raise SumFailed(f"{len(signers)} members signed, and {self.terms.needed} are needed")
         assert self.agreement is not None
         which = self.next_sum - 1
-        content = _list_signed(self.agreement.session, which, self.heard)
-        signatures = _shaped(told, "signatures", len(signers), SIGNATURE)
+        content = _list_signed(self.agreement.session, which, self.heard, self.told)
+        signatures = shaped(told, "signatures", len(signers), SIGNATURE)
         for place, member in enumerate(signers):
             self.roster.check(self.terms.names[member], "secure-list", content, signatures[place].tobytes())
         found = np.stack([self._shares[m][which, 1 if m in self.heard else 0] for m in self.members])
@@ -420,7 +422,7 @@ class Summing:
         )
 
     def _enough(self, count: int, of: int, what: str) -> None:
-        if count < (needed := self.terms.needed(of)):
+        if count < (needed := self.terms.needed):
             self.agreement, self.members = None, ()
             raise SumFailed(f"{count} of {of} members {what}, and {needed} are needed: the sum is not made")
 
@@ -431,8 +433,8 @@ class Summing:
         """Everyone's keys to everyone."""
         sent, each = inbox.messages(), 1 + self.terms.sums
         self._enough(len(sent), len(inbox.rows), "sent keys")
-        public = np.stack([_shaped(message, "public", each, KEY) for message in sent])
-        signatures = np.stack([_shaped(message, "signature", SIGNATURE) for message in sent])
+        public = np.stack([shaped(message, "public", each, KEY) for message in sent])
+        signatures = np.stack([shaped(message, "signature", SIGNATURE) for message in sent])
         self.members = tuple(message.sender for message in sent)
         self.agreement, self.next_sum = Agreement(self.members, public), 0
         arrays = {"members": _ids(self.members), "public": _bytes(public.reshape(-1, KEY)),
@@ -446,7 +448,7 @@ class Summing:
         everyone = self.agreement.members
         self._enough(len(sent), len(everyone), "sent shares")
         length = self.terms.sums * 2 * shamir.SHARE + TAG
-        sealed = np.stack([_shaped(message, "sealed", len(everyone), length) for message in sent])
+        sealed = np.stack([shaped(message, "sealed", len(everyone), length) for message in sent])
         self.members = tuple(message.sender for message in sent)
         return [
             self._told("shares", inbox.round, inbox.phase, member,
@@ -461,7 +463,7 @@ class Summing:
         self._enough(len(sent), len(self.agreement.members), "sent numbers")
         self._total = np.zeros(count, np.uint32)
         for message in sent:
-            self._total += _shaped(message, "words", count)
+            self._total += shaped(message, "words", count)
         self.heard = tuple(message.sender for message in sent)
         arrays = {"members": _ids(self.heard)}
         return [self._told("heard", inbox.round, inbox.phase, member, arrays) for member in self.heard]
@@ -471,7 +473,7 @@ class Summing:
         sent = inbox.messages()
         assert self.agreement is not None
         self._enough(len(sent), len(self.agreement.members), "signed")
-        signatures = np.stack([_shaped(message, "signature", SIGNATURE) for message in sent])
+        signatures = np.stack([shaped(message, "signature", SIGNATURE) for message in sent])
         signers = tuple(message.sender for message in sent)
         arrays = {"members": _ids(signers), "signatures": _bytes(signatures)}
         return [self._told("agreed", inbox.round, inbox.phase, member, arrays) for member in signers]
@@ -482,18 +484,17 @@ class Summing:
         assert self.agreement is not None
         session, which, public = self.agreement.session, self.next_sum, self.agreement.public
         self._enough(len(sent), len(self.agreement.members), "opened shares")
-        needed = self.terms.needed(len(self.agreement.members))
         shares: dict[int, dict[int, bytes]] = {member: {} for member in self.members}
         for message in sent:
             if _listed(message) != self.members:
                 raise Refused("shares of others than the members")
             for member, share in zip(
-                self.members, _shaped(message, "shares", len(self.members), shamir.SHARE), strict=True
+                self.members, shaped(message, "shares", len(self.members), shamir.SHARE), strict=True
             ):
                 shares[member][message.sender] = share.tobytes()
         total, count = self._total, len(self._total)
         for member in self.members:
-            secret = shamir.join(shares[member], needed)
+            secret = shamir.join(shares[member], self.terms.needed)
             if member in self.heard:
                 total -= mask(_derived(secret, session, b"secure-own", which, member), count)
                 continue

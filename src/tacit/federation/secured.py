@@ -6,13 +6,15 @@ alone is added up, and every party leaves out rows that fewer than `least` have:
 rows stay with their party.
 
 What the server learns: each row's sum, and how many of this round's parties have it. What it can still do: with other
-parties in another round, subtract; say that more have a row than do, and be given the sum of those who really do; see
-the row of one whose co-owners all dropped out after ownership was counted. `least` of 3 keeps a row from a server that
-works with one of its owners.
+parties in another round, or in one that is made again after a crash, subtract; tell all parties alike that more of them
+have a row than do, and be given the sum of those who really do. It cannot tell parties different things: what they were
+told is signed with the list of who was heard. Whom it leaves out of that list it can choose, up to the threshold; by
+default `least` is so high that two owners of a row remain.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +26,7 @@ from tacit.errors import BadValue, TacitError
 from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
-from tacit.federation.secure import FixedPoint, Member, Summing, Terms
+from tacit.federation.secure import FixedPoint, Member, Summing, Terms, shaped
 from tacit.models import Scorer
 
 Tensor = Any
@@ -38,12 +40,28 @@ class Side:
     """Where a party stands in a round."""
 
     member: Member
-    sent: str = ""
+    sent: str = "opened"
     of: str = OWNERS
     owners: np.ndarray | None = None
-    """How many have each shared row, as it was told."""
+    """How many have each shared row, as it was last told."""
+    counted: bool = False
+    """Whether that was in the agreement that holds."""
+    told: bytes = b""
+    """What it was told of names."""
     beyond: int = 0
     """Numbers that were beyond the range, and were set to its limit."""
+
+    def bind(self, told: bytes) -> None:
+        """Open nothing together with parties that were told something else of names."""
+        self.told = told
+        self.member.told = hashlib.sha256(told).digest()
+
+    def count(self, owners: np.ndarray, members: int) -> None:
+        """Act on how many have each row; open nothing together with parties that were told something else."""
+        if int(owners.max(initial=0)) > members:
+            raise Refused("a row that more parties have than there are")
+        self.owners, self.counted = owners, True
+        self.member.told = hashlib.sha256(self.told + b"owners" + owners.astype("<u4").tobytes()).digest()
 
 
 @dataclass
@@ -64,7 +82,7 @@ class Secured(Aggregation):
 
     tolerates_absence = True
     inner: Aggregation = field(default_factory=Aggregation)
-    server: Summing = field(default_factory=lambda: Summing(Terms(())))
+    server: Summing = field(default_factory=lambda: Summing(Terms((), 2)))
     sides: Mapping[int, Side] = field(default_factory=dict)
     fixed: FixedPoint = field(default_factory=lambda: FixedPoint(1.0, 1))
     least: int = 2
@@ -77,8 +95,9 @@ class Secured(Aggregation):
         part: Part,
         *,
         limit: float = 64.0,
-        least: int = 2,
+        least: int | None = None,
         threshold: int | None = None,
+        expected: int | None = None,
         rounds: int = 8,
         identities: Sequence[Identity] | None = None,
         roster: Roster | None = None,
@@ -87,17 +106,23 @@ class Secured(Aggregation):
 
         Parameters
         ----------
-        limit, least, threshold
-            The largest magnitude of a number; the fewest owners of a row that is sent; the fewest parties that have to
-            stay to the end.
+        limit, threshold, expected
+            The largest magnitude of a number; the fewest parties that have to stay to the end; how many take part in a
+            round, default: all.
+        least
+            The fewest owners of a row that is sent. Default: so many that two are left however many drop out, or are
+            said to have.
         rounds
             Of one agreement on keys, while the same parties take part and nobody drops out.
         """
         if inner.changed_only or inner.values != "float32" or inner.needs_counts:
             raise TacitError("secure sums are of all rows, in fixed point, each party counting once: leave out "
                              "changed_only, values and weighted aggregation")  # fmt: skip
-        if not 2 <= least <= len(names):
-            raise BadValue(f"min_contributors is from 2 to the number of parties, {len(names)}; not {least}")
+        expected = expected or len(names)
+        terms = Terms(tuple(names), expected, threshold, 1 + rounds, part)
+        least = expected - terms.needed + 2 if least is None else least
+        if not 2 <= least <= expected:
+            raise BadValue(f"min_contributors is from 2 to the number of parties in a round, {expected}; not {least}")
         if identities is None:
             identities = [Identity.new(name) for name in names]
             keeper = Identity.new("keeper")
@@ -105,8 +130,6 @@ class Secured(Aggregation):
             for identity in identities:
                 roster = roster.enrol(keeper, identity.name, identity.public)
         assert roster is not None
-        terms = Terms(tuple(names), threshold, 1 + rounds, part)
-        terms.needed(len(names))
         sides = {number: Side(Member(number, one, roster, terms)) for number, one in enumerate(identities)}
         return Secured(
             inner=inner, server=Summing(terms), sides=sides, fixed=FixedPoint(limit, len(names)), least=least
@@ -115,15 +138,19 @@ class Secured(Aggregation):
     def check(self, scorer: Scorer, part: Part) -> None:
         self.inner.check(scorer, part)
 
+    def for_scorer(self, scorer: Scorer, dim: int) -> Secured:
+        return replace(self, inner=self.inner.for_scorer(scorer, dim))
+
     def discloses(self) -> str:
         return (
-            "nothing of its rows but sums over the parties of a round: of each row that so many of them have, "
-            f"{self.least} or more, and how many have it"
+            f"sums over the parties of a round: of each row that {self.least} or more of them have, and how many have "
+            "it; where other parties take part in another round, sums can be subtracted"
         )
 
     def for_names(self) -> tuple[dict[int, Member], Summing]:
         """The two sides of secure sums for an agreement on names, by the same identities."""
-        terms = replace(self.server.terms, sums=1)
+        names = self.server.terms.names
+        terms = Terms(names, len(names), None, 1, self.server.terms.part)
         members = {
             party: Member(party, side.member.signer, side.member.roster, terms) for party, side in self.sides.items()
         }
@@ -147,7 +174,7 @@ class Secured(Aggregation):
     def load(self, state: Mapping[str, Tensor]) -> None:
         for party, side in self.sides.items():
             if (owners := state.get(f"secured.{party}")) is not None:
-                side.owners = owners.cpu().numpy()
+                side.owners, side.counted = owners.cpu().numpy(), False
 
     def stays(self, party: int) -> Tensor | None:
         """Which shared rows are a party's own affair: too few have them. None: not known yet."""
@@ -160,10 +187,10 @@ class Secured(Aggregation):
         member = side.member
         if told.kind == "begin":
             if told.says["fresh"]:
-                side.sent = "keys"
-                side.owners = None
+                side.sent, side.counted = "keys", False
+                side.bind(side.told)
                 return [member.keys(share.round, phase)]
-            if not member.ready(1) or side.owners is None:
+            if not member.ready(1) or not side.counted:
                 member.forget()
                 return []  # something was missed: absent in this round, and new keys in the next
             return [self._masked(side, ROWS, share, phase)]
@@ -180,7 +207,7 @@ class Secured(Aggregation):
             side.sent = "opened"
             return [member.opened(told, phase)]
         if told.kind == "owners":
-            side.owners = told.arrays["words"].cpu().numpy()
+            side.count(shaped(told, "words", share.total), len(member.members))
             return [self._masked(side, ROWS, share, phase)]
         raise Refused(f"a message of kind {told.kind} in a secure sum")
 

@@ -17,7 +17,7 @@ import torch
 
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
-from tacit.federation.aggregation import Aggregation, CircularMean, Part, Result, Share, Shared, located
+from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared, located
 from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secured import Secured
 from tacit.federation.transcript import Transcript
@@ -49,6 +49,11 @@ class RoundReport:
     sent: int
     beyond: int = 0
     absent: tuple[int, ...] = ()
+
+
+def sampled_number(parties: int, fraction: float) -> int:
+    """How many train in a round."""
+    return max(1, int(fraction * parties + 0.5))
 
 
 class Star:
@@ -92,8 +97,7 @@ class Star:
             raise BadValue(f"optimizer_state is keep or reset, not {optimizer_state!r}")
         scorer, dim = fit.settings.scorer, fit.settings.dim
         aggregation.check(scorer, part)
-        if isinstance(aggregation, CircularMean):
-            aggregation = aggregation.for_scorer(scorer, dim)
+        aggregation = aggregation.for_scorer(scorer, dim)
         self.fit, self.part, self.aggregation = fit, part, aggregation
         self.transport = InProcess(transcript)
         self.local_epochs, self.fraction, self.optimizer_state = local_epochs, fraction, optimizer_state
@@ -105,7 +109,9 @@ class Star:
         if self.blind:
             if not isinstance(aggregation, Secured):
                 raise TacitError("rows of names that the server does not know can only be added up securely")
-            found, places = private_union(names, part, self.transport, *aggregation.for_names(), bound)
+            found, places, unions = private_union(names, part, self.transport, *aggregation.for_names(), bound)
+            for party, union in enumerate(unions):
+                aggregation.sides[party].bind(union)
         else:
             found, places = open_union(names, part, self.transport)
         self.total = found * (2 if twice else 1)
@@ -157,7 +163,7 @@ class Star:
     def sampled(self, number: int) -> list[int]:
         """Who trains in a round."""
         parties = len(self.places)
-        many = max(1, int(self.fraction * parties + 0.5))
+        many = sampled_number(parties, self.fraction)
         if many == parties:
             return list(range(parties))
         order = Stream(self.fit.settings.seed, Purpose.ROUND, 0, number).permutation(parties)
@@ -191,7 +197,8 @@ class Star:
         if self.blind:
             values = values[ids]
         if (stays := self.aggregation.stays(party)) is not None and int(self.seen[party]) >= 0:
-            values = torch.where(stays.to(own.device)[ids][:, None], own, values)
+            old = self.changed[ids] <= int(self.seen[party])  # what others have made of a row since is taken
+            values = torch.where((stays.to(own.device)[ids] & old)[:, None], own, values)
         if (named := message.arrays.get("ids")) is not None:
             at = located(named, ids, self.total)
             assert self.given is not None

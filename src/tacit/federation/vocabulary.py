@@ -25,7 +25,7 @@ import torch
 from tacit.errors import BadInput, TacitError
 from tacit.federation.aggregation import Part
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
-from tacit.federation.secure import Member, Summing, Words
+from tacit.federation.secure import Member, SumFailed, Summing, Words
 from tacit.federation.transport import InProcess
 from tacit.graph import Graph, Vocab
 
@@ -46,7 +46,7 @@ def names_of(graph: Graph, part: Part) -> Vocab:
 
 def usual_bound(vocabularies: Sequence[Vocab]) -> int:
     """The smallest power of two that no party's names exceed: it is told to all."""
-    return 1 << max(len(vocabulary) for vocabulary in vocabularies).bit_length()
+    return 1 << (max(1, *(len(vocabulary) for vocabulary in vocabularies)) - 1).bit_length()
 
 
 def open_union(vocabularies: Sequence[Vocab], part: Part, transport: InProcess) -> tuple[int, list[Tensor]]:
@@ -99,8 +99,8 @@ def private_union(
     members: Mapping[int, Member],
     server: Summing,
     bound: int | None = None,
-) -> tuple[int, list[Tensor]]:
-    """The private way; as `open_union`, but the server knows no party's places.
+) -> tuple[int, list[Tensor], list[bytes]]:
+    """The private way; as `open_union`, but the server knows no party's places. Also the union as each party was told.
 
     `members`, `server`: the two sides of secure sums. `bound`: the most names that a party may have; default: the
     `usual_bound`, which tells how many the largest has, to a factor of two.
@@ -126,12 +126,13 @@ def private_union(
     shown = torch.from_numpy(union)
     transport.send([Message("union", 0, PLACE, SERVER, party, {"part": part}, {"keys": shown})
                     for party in range(len(sides))])  # fmt: skip
-    places = []
+    places, unions = [], []
     for party, own in enumerate(keys):
         inbox = Inbox("union", part, 0, PLACE, party, {SERVER: bound * len(sides)})
         [told] = transport.receive(inbox).messages()
+        unions.append(told.arrays["keys"].numpy().tobytes())
         places.append(_places(own, told.arrays["keys"].numpy(), bound * len(sides)))
-    return len(union), places
+    return len(union), places, unions
 
 
 def _passed_round(
@@ -160,7 +161,10 @@ def _passed_round(
             }
             for sender, receiver in ((here, SERVER), (SERVER, there)):
                 transport.send([Message("points", 0, hop, sender, receiver, {"part": part, "owner": owner}, arrays)])
-                [told] = transport.receive(Inbox("points", part, 0, hop, receiver, {sender: bound})).messages()
+                came = transport.receive(Inbox("points", part, 0, hop, receiver, {sender: bound})).messages()
+                if not came:
+                    raise SumFailed("a list of names was lost on its way: all parties have to stay while they agree")
+                told = came[0]
                 arrays = dict(told.arrays)
             if told.says["owner"] != owner:
                 raise Refused("another list than the one that is due")
@@ -211,14 +215,15 @@ def summed(
         found = {}
         for message in messages:
             to = message.receiver
-            [found[to]] = transport.receive(Inbox(kind, part, 0, phase, to, {SERVER: 0})).messages()
+            for one in transport.receive(Inbox(kind, part, 0, phase, to, {SERVER: 0})).messages():
+                found[to] = one
         return found
 
     answer = heard("members", first, server.keys(told("keys", first, [members[i].keys(0, first) for i in words])))
     sent = [members[i].shares(message, first + 1) for i, message in answer.items()]
     for i, message in heard("shares", first + 1, server.shares(told("shares", first + 1, sent))).items():
         members[i].keep(message)
-    sent = [members[i].masked(own, first + 2, 0) for i, own in words.items()]
+    sent = [members[i].masked(words[i], first + 2, 0) for i in server.members]
     answer = heard("heard", first + 2, server.masked(told("masked", first + 2, sent), count))
     sent = [members[i].signed(message, first + 3) for i, message in answer.items()]
     answer = heard("agreed", first + 3, server.signed(told("signed", first + 3, sent)))
