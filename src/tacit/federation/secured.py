@@ -73,7 +73,6 @@ class Course:
     counted: tuple[int, ...] = ()
     """The members whose ownership was added up."""
     trained: tuple[int, ...] = ()
-    owners: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,8 @@ class Secured(Aggregation):
             side.sent = "opened"
             return [member.opened(told, phase)]
         if told.kind == "owners":
+            if side.of != OWNERS:
+                raise Refused("owners, when they were told already")
             side.count(shaped(told, "words", share.total), len(member.members))
             return [self._masked(side, ROWS, share, phase)]
         raise Refused(f"a message of kind {told.kind} in a secure sum")
@@ -214,7 +215,8 @@ class Secured(Aggregation):
     def _masked(self, side: Side, of: str, share: Share, phase: int) -> Message:
         side.sent, side.of = "masked", of
         if of == OWNERS:
-            words = self._owned(share).astype(np.uint32)
+            words = np.zeros(share.total, np.uint32)
+            words[share.ids.cpu().numpy()] = 1
         else:
             assert side.owners is not None
             own = share.ids.cpu().numpy()
@@ -226,11 +228,6 @@ class Secured(Aggregation):
             whole[own[sent], :-1], whole[own[sent], -1] = encoded, 1
             words = whole.reshape(-1)
         return side.member.masked(words, phase, share.round)
-
-    def _owned(self, share: Share) -> np.ndarray:
-        owned = np.zeros(share.total, bool)
-        owned[share.ids.cpu().numpy()] = True
-        return owned
 
     def answered(self, phase: int, share: Share) -> Inbox:
         side = self.sides[share.party]
