@@ -666,7 +666,15 @@ def test_a_key_that_the_roster_has_got_is_not_lost(folder, monkeypatch):
         renew(folder / "north.key", folder / "roster.json", keeper)
 
 
-def test_an_interruption_waits_until_all_files_are_written(folder, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, also where these tests were started by what ignores it, as a job in the background does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_waits_until_all_files_are_written(folder, monkeypatch, interruptible):
     keeper = Identity.load(folder / "keeper.key")
     save = Roster.save
 
