@@ -117,7 +117,7 @@ def union(parties: int, names: int) -> dict[str, float]:
     how = Secured.of(OwnerMean(), [f"party-{p}" for p in range(parties)], "entity")
     transcript = Transcript()
     began = time.perf_counter()
-    total, places, _ = private_union(vocabularies, "entity", InProcess(transcript), *how.for_names(), names)
+    total, places, _ = private_union(vocabularies, "entity", InProcess(transcript), *how.for_one_sum(), names)
     seconds = time.perf_counter() - began
     assert total == names // 2 + parties * (names - names // 2)
     assert all(len(set(ids.tolist())) == names for ids in places)

@@ -26,6 +26,8 @@ from tacit.federation.secure import (
     SumFailed,
     Summing,
     Terms,
+    _derived,
+    _pair_mask,
     least_threshold,
     mask,
     usual_threshold,
@@ -331,10 +333,6 @@ def test_a_member_that_was_heard_and_is_said_to_have_dropped_out_stays_hidden():
     key = shamir.join(found[4], 4)
     assert key == table.members[4]._masking[0].private_bytes_raw(), "the server has its key for masks"
     # What is left of its numbers is under its own mask: without pair masks it is not the numbers.
-    table.server.heard = (0, 1, 2, 3)
-    table.server._total = masked.copy()
-    from tacit.federation.secure import _derived, _pair_mask
-
     bare, private = masked.copy(), X25519PrivateKey.from_private_bytes(key)
     for other in others:
         theirs = table.server.agreement.public[other, 1].tobytes()

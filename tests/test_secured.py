@@ -259,7 +259,7 @@ def test_the_private_union_is_the_union(names):
     vocabularies = [Vocab(sorted(each)) for each in names]
     labels = tuple(f"party-{i}" for i in range(len(names)))
     how = Secured.of(OwnerMean(), labels, "entity")
-    total, places, _ = private_union(vocabularies, "entity", InProcess(Transcript()), *how.for_names())
+    total, places, _ = private_union(vocabularies, "entity", InProcess(Transcript()), *how.for_one_sum())
     plain_total, plain_places = open_union(vocabularies, "entity", InProcess(Transcript()))
     assert total == plain_total == len(set().union(*names))
     place = {}
@@ -410,7 +410,9 @@ def test_a_list_that_the_server_puts_in_is_refused():
                 super().send([m])
 
     with pytest.raises(Refused, match="signature"):
-        private_union([graph.relations for graph in SMALL], "relation", Guessing(Transcript()), *secured().for_names())
+        private_union(
+            [graph.relations for graph in SMALL], "relation", Guessing(Transcript()), *secured().for_one_sum()
+        )
 
 
 def test_a_changed_union_is_refused():
@@ -424,7 +426,7 @@ def test_a_changed_union_is_refused():
             )
 
     with pytest.raises(Refused, match="without a name"):
-        private_union(vocabularies, "relation", Forging(Transcript()), *federation.for_names())
+        private_union(vocabularies, "relation", Forging(Transcript()), *federation.for_one_sum())
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

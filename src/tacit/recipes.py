@@ -98,7 +98,8 @@ class Setup:
             raise TacitError('exact counts of triples are not private: set federation.aggregation = "mean"')
         how.check(settings.scorer, part)
         if self.names_are_private:
-            return f"that it has no more {part} names than the bound; {how.discloses()}"
+            union = f"pseudonyms of all parties' {part} names together, and how many parties have each"
+            return f"that it has no more names than the bound; {union}; {how.discloses()}"
         return f"its {part} names; {how.discloses()}"
 
     def fit(self, recipe: str) -> Fit:

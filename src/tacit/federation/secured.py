@@ -146,8 +146,8 @@ class Secured(Aggregation):
             "it; where other parties take part in another round, sums can be subtracted"
         )
 
-    def for_names(self) -> tuple[dict[int, Member], Summing]:
-        """The two sides of secure sums for an agreement on names, by the same identities."""
+    def for_one_sum(self) -> tuple[dict[int, Member], Summing]:
+        """The two sides of one secure sum of all parties before the first round, by the same identities."""
         names = self.server.terms.names
         terms = Terms(names, len(names), None, 1, self.server.terms.part)
         members = {

@@ -109,7 +109,7 @@ class Star:
         if self.blind:
             if not isinstance(aggregation, Secured):
                 raise TacitError("rows of names that the server does not know can only be added up securely")
-            found, places, unions = private_union(names, part, self.transport, *aggregation.for_names(), bound)
+            found, places, unions = private_union(names, part, self.transport, *aggregation.for_one_sum(), bound)
             for party, union in enumerate(unions):
                 aggregation.sides[party].bind(union)
         else:

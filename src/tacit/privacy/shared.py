@@ -95,7 +95,7 @@ def _secure_total(
         words[party], beyond = fixed.encode(whole.reshape(-1))
         if beyond:
             LOG.warning("%d noisy counts were beyond %g, and count as that", beyond, LARGEST_COUNT)
-    members, server = secured.for_names()
+    members, server = secured.for_one_sum()
     total = fixed.decode(summed(words, "relation", transport, members, server, SEND))
     return torch.from_numpy(total.reshape(2, *size)).float()
 
