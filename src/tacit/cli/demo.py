@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,8 +19,11 @@ from tacit.files import PARTIES, fill_parties
 from tacit.folders import log_to, new_folder
 from tacit.inspection import inspect
 from tacit.marking import confidential_share, marked_per_relation
-from tacit.parties import METHODS, partition, pool
+from tacit.parties import METHODS, Parties, partition, pool
 from tacit.sources import import_graph, read_mapping
+
+if TYPE_CHECKING:
+    from tacit.federated import FederatedRun
 
 SETTINGS: dict[str, Any] = {
     "scorer": {"name": "transe", "dim": 32},
@@ -42,7 +44,6 @@ def demo(
 ) -> None:
     """Make the embedded clinical federation, look it over, import from tables, divide it, and let it learn together."""
     from tacit.evaluation import weighted
-    from tacit.federated import FederatedRun, split_settings
     from tacit.models.model import Model
     from tacit.privacy.plan import in_words
     from tacit.run import create
@@ -60,31 +61,15 @@ def demo(
             views = [inspect(graph) for graph in hospitals]
             divided = {by: partition(together, by, 3, seed=seed) for by in METHODS}  # type: ignore[arg-type]
             tables = {by: made.statistics() for by, made in divided.items()}
-        settings, federation = split_settings(combine(SETTINGS, {"seed": seed, "federation": {"rounds": ROUNDS}}))
-        runs = {}
-        secure = replace(federation, secure=True)
-        wanted = {"local": ("local", federation), "fede": ("fede", federation), "fedr": ("fedr", federation),
-                  "secure": ("fedr", secure)}  # fmt: skip
-        for label, (recipe, how) in wanted.items():
-            begun = FederatedRun.create(recipe, hospitals, settings, how, folder / "federations" / label)
-            with rounds_bar(label, ROUNDS, as_json) as on_event:
-                runs[label] = begun.train(on_event)
-        private, _ = split_settings(combine(SETTINGS, {"seed": seed, "privacy": {"epsilon": EPSILON}}))
-        counted = FederatedRun.create(
-            "private_fede", hospitals, private, federation, folder / "federations" / "private"
-        )
-        counted.train()
+        runs = _federations(hospitals, seed, folder / "federations", as_json)
+        settings, counted = runs["local"].settings, runs["private"]
         run = create(together, Settings.make(combine(SETTINGS, {"seed": seed})), folder / "run")
         with bar(run.settings, as_json, "all in one place") as on_event:
             run.train(on_event)
         fill_parties(hospitals, folder)
         scores = {
             "popular": [evaluated(Model.popular(graph), graph, "test", settings) for graph in hospitals],
-            "local": runs["local"].by_party["test"],
-            "fede": runs["fede"].by_party["test"],
-            "fedr": runs["fedr"].by_party["test"],
-            "secure": runs["secure"].by_party["test"],
-            "private": counted.by_party["test"],
+            **{label: done.by_party["test"] for label, done in runs.items()},
             "pooled": [evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
         }
         sent = {recipe: done.communication() for recipe, done in runs.items()}
@@ -132,3 +117,24 @@ def demo(
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
     )
+
+
+def _federations(hospitals: Parties, seed: int, folder: Path, as_json: bool) -> dict[str, FederatedRun]:
+    """Each hospital alone; together by FedE and FedR; by FedR under secure sums; by FedE in private."""
+    from tacit.federated import FederatedRun, split_settings
+    from tacit.settings import combine
+
+    wanted: dict[str, tuple[str, dict[str, Any]]] = {
+        "local": ("local", {}),
+        "fede": ("fede", {}),
+        "fedr": ("fedr", {}),
+        "secure": ("fedr", {"federation": {"secure": True}}),
+        "private": ("private_fede", {"privacy": {"epsilon": EPSILON}}),
+    }
+    runs = {}
+    for label, (recipe, more) in wanted.items():
+        settings, federation = split_settings(combine(SETTINGS, {"seed": seed, "federation": {"rounds": ROUNDS}}, more))
+        begun = FederatedRun.create(recipe, hospitals, settings, federation, folder / label)
+        with rounds_bar(label, ROUNDS, as_json) as on_event:
+            runs[label] = begun.train(on_event)
+    return runs
