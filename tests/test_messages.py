@@ -101,7 +101,8 @@ def same(message, other):
 
 def slow_bytes(message):
     """The bytes as the module's first words describe them, put together by hand."""
-    types = {torch.uint8: "u1", torch.uint32: "u4", torch.int64: "i8", torch.float32: "f4", torch.float16: "f2"}
+    types = {torch.uint8: "u1", torch.uint32: "u4", torch.int64: "i8", torch.float64: "f8", torch.float32: "f4",
+             torch.float16: "f2"}  # fmt: skip
     described = ",".join(
         f'["{name}","{types[t.dtype]}",[{",".join(map(str, t.shape))}]]' for name, t in sorted(message.arrays.items())
     )
@@ -355,7 +356,7 @@ def test_a_message_has_at_most_the_bytes_that_are_asked_for():
         (b"[2,2]", b"4", "one dimension or two"),
         (b'["ids","i8",[2]]', b'["ids","f4",[4]]', "ids is of type i8"),
         (b'["ids","i8",[2]]', b'["ids","u1",[16]]', "ids is of type i8"),
-        (b'["ids","i8",[2]]', b'["ids","f8",[2]]', "type of an array is one of"),
+        (b'["ids","i8",[2]]', b'["ids","c8",[2]]', "type of an array is one of"),
         (b'["ids","i8",[2]]', b'["ids","<i8",[2]]', "type of an array is one of"),
         (b'["ids","i8",[2]]', b'["ids","O",[2]]', "type of an array is one of"),
         (b'["ids","i8",[2]]', b'["ids",["i8"],[2]]', "type of an array is one of"),

@@ -73,9 +73,8 @@ def test_rows_are_those_of_the_plain_mean(part, fraction):
         assert plain.round().trained == secret.round().trained
         for each in (plain, secret):
             each.give(range(3))
-        together = [
-            i for i in range(plain.total) if sum(i in plain.places[p].tolist() for p in plain.sampled(number)) > 1
-        ]
+        chosen = plain.center.sampled(number)
+        together = [i for i in range(plain.total) if sum(i in plain.places[p].tolist() for p in chosen) > 1]
         apart = (plain.table - secret.table)[together].abs().max()
         assert apart < 100 * number * how.fixed.step, number
         if fraction < 1:
@@ -104,7 +103,7 @@ def test_numbers_beyond_the_range_are_counted(caplog):
         report = federation.round()
     assert report.beyond == how.beyond > 0
     assert [f"{report.beyond} numbers of round 1" in record.getMessage() for record in caplog.records] == [True]
-    sent = federation.table[(federation.changed == 1)]
+    sent = federation.table[(federation.center.changed == 1)]
     assert len(sent)
     assert float(sent.abs().max()) <= 0.01 + how.fixed.step
 
@@ -174,11 +173,11 @@ def test_too_few_and_no_row_moves(kind):
 
     federation = star(secured(FIVE, threshold=4, rounds=1), FIVE, lost=lost)
     federation.round()
-    before, changed = federation.table.clone(), federation.changed.clone()
+    before, changed = federation.table.clone(), federation.center.changed.clone()
     with pytest.raises(SumFailed, match="needed"):
         federation.round()
     assert torch.equal(federation.table, before)
-    assert torch.equal(federation.changed, changed)
+    assert torch.equal(federation.center.changed, changed)
     assert federation.rounds == 1
 
 

@@ -102,6 +102,8 @@ class Aggregation:
     needs_counts: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
     """Whether a round counts in which someone dropped out."""
+    is_opened: ClassVar[bool] = False
+    """Whether the server says something before the first phase."""
     values: Literal["float32", "float16"] = "float32"
     changed_only: bool = False
 
@@ -146,9 +148,18 @@ class Aggregation:
         arrays["values"] = self.packed(arrays["values"])
         return [Message("rows", share.round, phase, share.party, SERVER, {"part": share.part}, arrays)]
 
+    def awaits(self, share: Share) -> bool:
+        """Whether a party expects an answer to what it said last."""
+        return False
+
     def answered(self, phase: int, share: Share) -> Inbox:
         """What a party takes from the server after this phase, where there is another."""
         raise NotImplementedError
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a party has to know what it was given last."""
+        return self.changed_only
 
     @property
     def beyond(self) -> int:
@@ -169,7 +180,7 @@ class Aggregation:
     # -- the server's side ---------------------------------------------------------------------------------------------
 
     def opening(self, shared: Shared) -> list[Message]:
-        """What the server says before the first phase: to everyone who trained, or to no one."""
+        """What the server says before the first phase, to everyone who trained."""
         return []
 
     def expected(self, phase: int, shared: Shared) -> Inbox:

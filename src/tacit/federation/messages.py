@@ -117,10 +117,20 @@ KINDS: dict[str, Kind] = {
         _PART,
         {"owner": 1 << 20},
     ),
-    "union": Kind("the pseudonyms of all names", {"keys": Array(("u1",), 2)}, _PART),
+    "naming": Kind(
+        "an agreement on names begins", {"domain": Array(("u1",), 1)}, _PART, {"bound": 1 << 40, "salt": 1 << 63}
+    ),
+    "union": Kind(
+        "the pseudonyms of all names; without any: a sum that could not be read is made once more, by this salt",
+        {"keys": Array(("u1",), 2)},
+        _PART,
+        {"salt": 1 << 63},
+    ),
+    "score": Kind("how well a party's model answers its own questions", {"numbers": Array(("f8",), 2)}, _PART),
 }
 """Each kind of message. A new one is a line here."""
-TYPES = {"u1": torch.uint8, "u4": torch.uint32, "i8": torch.int64, "f4": torch.float32, "f2": torch.float16}
+TYPES = {"u1": torch.uint8, "u4": torch.uint32, "i8": torch.int64, "f8": torch.float64, "f4": torch.float32,
+         "f2": torch.float16}  # fmt: skip
 NAMES = {tensor_type: name for name, tensor_type in TYPES.items()}
 
 
@@ -271,7 +281,7 @@ class Inbox:
     rows
         What each sender may send rows of: its number of rows, or all ids it may name. Others are not expected.
     width
-        Of rows; None: the kind has no rows.
+        Of rows, or of each sender's; None: the kind has no rows.
     """
 
     kind: str
@@ -280,7 +290,7 @@ class Inbox:
     phase: int
     receiver: int
     rows: Mapping[int, int]
-    width: int | None = None
+    width: int | Mapping[int, int] | None = None
     total: int | None = None
     """How many shared rows there are, where ids are named."""
     taken: dict[int, Message] = field(default_factory=dict)
@@ -327,7 +337,8 @@ class Inbox:
                 raise Refused("two names with one place")
         if values is not None:
             length = most if ids is None else len(ids)
-            shape = (length,) if self.width is None else (length, self.width)
+            width = self.width[message.sender] if isinstance(self.width, Mapping) else self.width
+            shape = (length,) if width is None else (length, width)
             if tuple(values.shape) != shape:
                 raise Refused(f"values of shape {tuple(values.shape)}, where {shape} is expected")
             if not bool(values.isfinite().all()):

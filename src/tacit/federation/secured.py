@@ -80,6 +80,7 @@ class Secured(Aggregation):
     """Another aggregation's mean, of which the server sees sums alone."""
 
     tolerates_absence = True
+    is_opened = True
     inner: Aggregation = field(default_factory=Aggregation)
     server: Summing = field(default_factory=lambda: Summing(Terms((), 2)))
     sides: Mapping[int, Side] = field(default_factory=dict)
@@ -211,6 +212,15 @@ class Secured(Aggregation):
             side.count(shaped(told, "words", share.total), len(member.members))
             return [self._masked(side, ROWS, share, phase)]
         raise Refused(f"a message of kind {told.kind} in a secure sum")
+
+    def awaits(self, share: Share) -> bool:
+        side = self.sides[share.party]
+        return side.sent != "opened" or side.of == OWNERS
+
+    @property
+    def remembers(self) -> bool:
+        """To tell whether a row that is its own affair was moved by others."""
+        return True
 
     def _masked(self, side: Side, of: str, share: Share, phase: int) -> Message:
         side.sent, side.of = "masked", of

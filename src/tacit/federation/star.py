@@ -1,14 +1,14 @@
 """A star: a server that holds the shared rows, and parties that train on their own graphs between its rounds.
 
-FedE shares entity rows, FedR relation rows; all other rows stay with their party. In one process all parties are one
-cohort, and train in one go; what passes between a party and the server passes as a recorded message, and comes in
-through an inbox, as it would from outside.
+FedE shares entity rows, FedR relation rows; all other rows stay with their party. `Center` is the server's side and
+`Seat` a party's: they meet by messages alone, which come in through inboxes, wherever the two are. A `Star` has all of
+them in one process: its parties are one cohort, and train in one go.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ import torch
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared, located
-from tacit.federation.messages import SERVER, Inbox, Message
+from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.secured import Secured
 from tacit.federation.transcript import Transcript
-from tacit.federation.transport import InProcess
+from tacit.federation.transport import InProcess, Talk
 from tacit.federation.vocabulary import names_of, open_union, private_union
+from tacit.graph import Graph
+from tacit.models import Scorer
 from tacit.training import Fit
 
 LOG = logging.getLogger(__name__)
@@ -56,8 +58,209 @@ def sampled_number(parties: int, fraction: float) -> int:
     return max(1, int(fraction * parties + 0.5))
 
 
+class Seat:
+    """A party's side: its rows of what is shared, and what it was given of them.
+
+    Parameters
+    ----------
+    rows
+        Gives the party's own rows: a look at the table that it trains.
+    places, total
+        The shared row of each of them, and how many there are.
+    blind
+        Whether the server does not know who has which rows: it gives all of them to everyone.
+    """
+
+    def __init__(
+        self,
+        party: int,
+        part: Part,
+        aggregation: Aggregation,
+        rows: Callable[[], Tensor],
+        places: Tensor,
+        total: int,
+        blind: bool,
+    ):
+        self.party, self.part, self.aggregation, self.rows = party, part, aggregation, rows
+        self.places, self.total, self.blind = places, total, blind
+        self.given: Tensor | None = None
+        """Its rows as it was last given them, where that has to be remembered."""
+
+    def expected(self, number: int) -> Inbox:
+        """For the rows that are given for a round."""
+        many = self.total if self.blind else len(self.places)
+        width = self.rows().shape[1]
+        return Inbox("rows", self.part, number, GIVE, self.party, {SERVER: many}, width, self.total)
+
+    def take(self, message: Message) -> None:
+        """Rows from the server become its own; but for those that are its own affair, as long as no one moves them."""
+        own = self.rows()
+        values = message.arrays["values"].to(own)
+        if self.blind:
+            values = values[self.places]
+        if (named := message.arrays.get("ids")) is not None:
+            if self.given is None:
+                raise Refused("rows that changed, where none were given before")
+            at = located(named, self.places, self.total)
+            values, changed = self.given.clone(), values  # what is not named is as it was given
+            values[at] = changed
+        kept = values
+        if (stays := self.aggregation.stays(self.party)) is not None and self.given is not None:
+            old = (values == self.given).all(-1)  # what others have made of a row since is taken
+            kept = torch.where((stays.to(own.device)[self.places] & old)[:, None], own, values)
+        own.copy_(kept)
+        if self.aggregation.remembers:
+            self.given = values.clone()
+
+    def contribution(self, number: int) -> Talk[None]:
+        """What it says of its rows after training, phase by phase."""
+        share = Share(self.party, number, self.part, self.places, self.rows(), self.given, self.total)
+        phase, heard, aggregation = AGREE, [], self.aggregation
+        if aggregation.is_opened:
+            heard = (yield [], aggregation.answered(GIVE, share)).messages()
+        while True:
+            said = aggregation.respond(phase, share, heard)
+            if not said or not aggregation.awaits(share):
+                yield said, None
+                return
+            heard = (yield said, aggregation.answered(phase, share)).messages()
+            phase += 1
+
+    def told_counts(self, values: np.ndarray) -> Talk[None]:
+        """Once, before the first round: how often each of its rows occurs in its training triples."""
+        arrays = {"values": torch.from_numpy(values.astype(np.float32))}
+        yield [Message("counts", 0, AGREE, self.party, SERVER, {"part": self.part}, arrays)], None
+
+
+class Center:
+    """The server's side: the shared rows, and what it knows of who has them.
+
+    Parameters
+    ----------
+    places
+        The shared row of each of a party's rows, for every party.
+    total
+        How many shared rows there are.
+    blind
+        Whether the server does not know the places; then they are not looked at.
+    fraction
+        The share of parties that train in a round, at least one; who, is drawn anew each round.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        aggregation: Aggregation,
+        places: Sequence[Tensor],
+        total: int,
+        *,
+        scorer: Scorer,
+        dim: int,
+        seed: int,
+        fraction: float = 1.0,
+        blind: bool = False,
+        device: Any = "cpu",
+    ):
+        self.part, self.aggregation, self.places, self.total = part, aggregation, list(places), total
+        self.seed, self.fraction, self.blind = seed, fraction, blind
+        # The server draws its first rows as a party of number 0 would: alone, that party's own.
+        draw = Stream(seed, Purpose.INIT, 0, 0 if part == "entity" else 1)
+        width = scorer.widths(dim)[0 if part == "entity" else 1]
+        self.table = scorer.constrain(part, scorer.initial(part, total, width, dim, draw)).to(device)
+        self.rounds = 0
+        self.changed = torch.zeros(total, dtype=torch.int64, device=device)
+        """The round after which each shared row last became another."""
+        self.seen = torch.full((len(places),), -1, dtype=torch.int64)
+        """The round after which each party was last given rows; -1: never, or no one knows."""
+        self.counts: dict[int, Tensor] = {}
+
+    def sampled(self, number: int) -> list[int]:
+        """Who trains in a round."""
+        parties = len(self.places)
+        many = sampled_number(parties, self.fraction)
+        if many == parties:
+            return list(range(parties))
+        order = Stream(self.seed, Purpose.ROUND, 0, number).permutation(parties)
+        return sorted(order[:many].tolist())
+
+    def rows_for(self, parties: Sequence[int]) -> list[Message]:
+        """What brings these parties up to date for the next round, for those that are not."""
+        messages = []
+        for party in parties:
+            if (seen := int(self.seen[party])) == self.rounds:
+                continue
+            arrays = {"values": self.table if self.blind else self.table[self.places[party]]}
+            if self.aggregation.changed_only and seen >= 0:
+                ids = self.places[party]
+                which = ids[(self.changed[ids] > seen).nonzero()[:, 0]].sort().values
+                arrays = {"ids": which, "values": self.table[which]}
+            arrays["values"] = self.aggregation.packed(arrays["values"])
+            messages.append(Message("rows", self.rounds + 1, GIVE, SERVER, party, {"part": self.part}, arrays))
+        return messages
+
+    def collection(self, number: int, trained: Sequence[int]) -> Talk[Result]:
+        """What it makes of the contributions of those who trained, phase by phase."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.table.device)
+        owners = {party: none if self.blind else self.places[party] for party in trained}
+        shared = Shared(number, self.part, self.table, owners, self.counts)
+        said, phase = self.aggregation.opening(shared), AGREE
+        while True:
+            inbox = yield said, self.aggregation.expected(phase, shared)
+            answer = self.aggregation.advance(phase, shared, inbox)
+            if isinstance(answer, Result):
+                return answer
+            said, phase = answer, phase + 1
+
+    def end_round(self, number: int, result: Result) -> None:
+        """The shared rows after a round."""
+        self.changed[(result.table != self.table).any(-1)] = number
+        self.table, self.rounds = result.table, number
+
+    def hear_counts(self) -> Talk[None]:
+        """See `Seat.told_counts`."""
+        rows = {party: len(ids) for party, ids in enumerate(self.places)}
+        inbox = yield [], Inbox("counts", self.part, 0, AGREE, SERVER, rows)
+        if inbox.missing:
+            raise TacitError(f"{len(inbox.missing)} parties did not tell how often their rows occur")
+        self.counts = {m.sender: m.arrays["values"].to(self.table.device) for m in inbox.messages()}
+
+    def state(self) -> dict[str, Tensor]:
+        """What it needs to go on."""
+        found = {"star.table": self.table, "star.changed": self.changed, "star.seen": self.seen}
+        return found | {"star.rounds": torch.tensor([self.rounds])}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        self.table = state["star.table"].to(self.table)
+        self.changed.copy_(state["star.changed"])
+        self.seen.copy_(state["star.seen"])
+        self.rounds = int(state["star.rounds"])
+
+
+def row_counts(graph: Graph, part: Part, reciprocal: bool) -> np.ndarray:
+    """How many training triples each of a party's rows occurs in."""
+    columns, names = ([0, 2], graph.entities) if part == "entity" else ([1], graph.relations)
+    many = np.bincount(graph.train.triples[:, columns].reshape(-1), minlength=len(names))
+    return np.concatenate([many, many]) if part == "relation" and reciprocal else many
+
+
+def both_ways(places: Tensor, found: int, part: Part, reciprocal: bool) -> tuple[Tensor, int]:
+    """Places and their number, with those of the inverse relations where a relation has two rows."""
+    if part == "relation" and reciprocal:
+        return torch.cat([places, places + found]), 2 * found
+    return places, found
+
+
+def checked(aggregation: Aggregation, scorer: Scorer, dim: int, part: Part, blind: bool) -> Aggregation:
+    """The aggregation for this scorer's rows, if it can be."""
+    aggregation.check(scorer, part)
+    if blind and not isinstance(aggregation, Secured):
+        raise TacitError("rows of names that the server does not know can only be added up securely")
+    return aggregation.for_scorer(scorer, dim)
+
+
 class Star:
-    """The server's rows and what the parties have of them.
+    """A server and its parties in one process.
 
     Parameters
     ----------
@@ -95,47 +298,59 @@ class Star:
             raise BadValue(f"local_epochs is at least 1, not {local_epochs}")
         if optimizer_state not in ("keep", "reset"):
             raise BadValue(f"optimizer_state is keep or reset, not {optimizer_state!r}")
-        scorer, dim = fit.settings.scorer, fit.settings.dim
-        aggregation.check(scorer, part)
-        aggregation = aggregation.for_scorer(scorer, dim)
-        self.fit, self.part, self.aggregation = fit, part, aggregation
+        blind, scorer, dim = vocabulary == "private", fit.settings.scorer, fit.settings.dim
+        self.fit, self.part = fit, part
+        self.aggregation = checked(aggregation, scorer, dim, part, blind)
         self.transport = InProcess(transcript)
-        self.local_epochs, self.fraction, self.optimizer_state = local_epochs, fraction, optimizer_state
-        device, parties = fit.device, len(fit.graphs)
-        twice = part == "relation" and fit.settings.training.reciprocal
+        self.local_epochs, self.optimizer_state = local_epochs, optimizer_state
+        twice = fit.settings.training.reciprocal
         names = [names_of(graph, part) for graph in fit.graphs]
-        self.blind = vocabulary == "private"
-        """Whether the server does not know who has which rows."""
-        if self.blind:
-            if not isinstance(aggregation, Secured):
-                raise TacitError("rows of names that the server does not know can only be added up securely")
-            found, places, unions = private_union(names, part, self.transport, *aggregation.for_one_sum(), bound)
+        if isinstance(self.aggregation, Secured) and blind:
+            sums = self.aggregation.for_one_sum()
+            found, places, unions = private_union(names, part, self.transport, *sums, bound)
             for party, union in enumerate(unions):
-                aggregation.sides[party].bind(union)
+                self.aggregation.sides[party].bind(union)
         else:
             found, places = open_union(names, part, self.transport)
-        self.total = found * (2 if twice else 1)
-        self.places = [(torch.cat([ids, ids + found]) if twice else ids).to(device) for ids in places]
-        # The server draws its first rows as a party of number 0 would: alone, that party's own.
-        draw = Stream(fit.settings.seed, Purpose.INIT, 0, 0 if part == "entity" else 1)
-        width = scorer.widths(dim)[0 if part == "entity" else 1]
-        self.table = scorer.constrain(part, scorer.initial(part, self.total, width, dim, draw)).to(device)
-        self.rounds = 0
-        self.changed = torch.zeros(self.total, dtype=torch.int64, device=device)
-        """The round after which each shared row last became another."""
-        self.seen = torch.full((parties,), -1, dtype=torch.int64)
-        """The round after which each party was last given rows; -1: never."""
-        self.given: Tensor | None = None
-        """The parties' rows as they were given, where what changed is sent."""
-        self.counts: dict[int, Tensor] = {}
-        if aggregation.needs_counts:
-            self._tell_counts()
+        where = [both_ways(ids, found, part, twice)[0].to(fit.device) for ids in places]
+        total = both_ways(places[0], found, part, twice)[1]
+        self.center = Center(part, self.aggregation, where, total, scorer=scorer, dim=dim, seed=fit.settings.seed,
+                             fraction=fraction, blind=blind, device=fit.device)  # fmt: skip
+        self.seats = [
+            Seat(party, part, self.aggregation, self._look_at(party), ids, total, blind)
+            for party, ids in enumerate(where)
+        ]
+        if self.aggregation.needs_counts:
+            counts = [row_counts(graph, part, twice) for graph in fit.graphs]
+            talks = {seat.party: seat.told_counts(counts[seat.party]) for seat in self.seats}
+            self.transport.meet(self.center.hear_counts(), talks)
 
-    # -- what a party has ----------------------------------------------------------------------------------------------
+    def _look_at(self, party: int) -> Callable[[], Tensor]:
+        return lambda: getattr(self.fit.cohort.tables, self.part)[self.fit.layout.rows(self.part, party)]
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> Tensor:
+        """The shared rows, as the server has them."""
+        return self.center.table
+
+    @property
+    def total(self) -> int:
+        return self.center.total
+
+    @property
+    def rounds(self) -> int:
+        return self.center.rounds
+
+    @property
+    def places(self) -> list[Tensor]:
+        """The shared row of each of a party's rows, as the parties know them."""
+        return [seat.places for seat in self.seats]
 
     def rows(self, party: int) -> Tensor:
         """A party's own rows of what is shared: a look at the cohort's."""
-        return getattr(self.fit.cohort.tables, self.part)[self.fit.layout.rows(self.part, party)]
+        return self.seats[party].rows()
 
     def shared_by(self, many: int) -> float:
         """The share of shared rows that at least so many parties have."""
@@ -144,158 +359,75 @@ class Star:
             owners[ids] += 1
         return float((owners >= many).float().mean())
 
-    def _tell_counts(self) -> None:
-        """Once, before the first round: how often each row occurs in its party's training triples."""
-        rows = {party: len(ids) for party, ids in enumerate(self.places)}
-        for party, graph in enumerate(self.fit.graphs):
-            columns = [0, 2] if self.part == "entity" else [1]
-            many = np.bincount(graph.train.triples[:, columns].reshape(-1), minlength=rows[party])[: rows[party]]
-            if self.fit.settings.training.reciprocal and self.part == "relation":
-                half = rows[party] // 2
-                many = np.concatenate([many[:half], many[:half]])
-            values = torch.from_numpy(many.astype(np.float32))
-            self.transport.send([Message("counts", 0, AGREE, party, SERVER, {"part": self.part}, {"values": values})])
-        inbox = self.transport.receive(Inbox("counts", self.part, 0, AGREE, SERVER, rows))
-        self.counts = {m.sender: m.arrays["values"].to(self.table.device) for m in inbox.messages()}
-
     # -- rounds --------------------------------------------------------------------------------------------------------
-
-    def sampled(self, number: int) -> list[int]:
-        """Who trains in a round."""
-        parties = len(self.places)
-        many = sampled_number(parties, self.fraction)
-        if many == parties:
-            return list(range(parties))
-        order = Stream(self.fit.settings.seed, Purpose.ROUND, 0, number).permutation(parties)
-        return sorted(order[:many].tolist())
 
     def give(self, parties: Sequence[int]) -> int:
         """Bring these parties' rows up to date for the next round, where they are not; how many bytes that took."""
-        late = [party for party in parties if int(self.seen[party]) < self.rounds]
-        messages = []
-        for party in late:
-            ids = self.places[party]
-            arrays = {"values": self.table if self.blind else self.table[ids]}
-            if self.aggregation.changed_only and int(self.seen[party]) >= 0:
-                moved = (self.changed[ids] > int(self.seen[party])).nonzero()[:, 0]
-                which = ids[moved].sort().values
-                arrays = {"ids": which, "values": self.table[which]}
-            arrays["values"] = self.aggregation.packed(arrays["values"])
-            messages.append(Message("rows", self.rounds + 1, GIVE, SERVER, party, {"part": self.part}, arrays))
+        messages = self.center.rows_for(parties)
         self.transport.send(messages)
-        for party in late:
-            self._receive(party)
+        for message in messages:
+            seat = self.seats[message.receiver]
+            [came] = self.transport.receive(seat.expected(self.rounds + 1)).messages()
+            seat.take(came)
+            self.center.seen[seat.party] = self.rounds
         return sum(message.size for message in messages)
-
-    def _receive(self, party: int) -> None:
-        """A party takes the rows that wait for it."""
-        ids, own = self.places[party], self.rows(party)
-        many = self.total if self.blind else len(ids)
-        inbox = Inbox("rows", self.part, self.rounds + 1, GIVE, party, {SERVER: many}, own.shape[1], self.total)
-        [message] = self.transport.receive(inbox).messages()
-        values = message.arrays["values"].to(own)
-        if self.blind:
-            values = values[ids]
-        if (stays := self.aggregation.stays(party)) is not None and int(self.seen[party]) >= 0:
-            old = self.changed[ids] <= int(self.seen[party])  # what others have made of a row since is taken
-            values = torch.where((stays.to(own.device)[ids] & old)[:, None], own, values)
-        if (named := message.arrays.get("ids")) is not None:
-            at = located(named, ids, self.total)
-            assert self.given is not None
-            own.copy_(self.given[self.fit.layout.rows(self.part, party)])  # what is not named is as it was given
-            own[at] = values
-        else:
-            own.copy_(values)
-        self.seen[party] = self.rounds
-        if self.aggregation.changed_only:
-            if self.given is None:
-                self.given = getattr(self.fit.cohort.tables, self.part).clone()
-            self.given[self.fit.layout.rows(self.part, party)] = own
 
     def round(self) -> RoundReport:
         """Give, train, aggregate."""
         number, fit = self.rounds + 1, self.fit
-        chosen = self.sampled(number)
+        chosen = self.center.sampled(number)
         given = self.give(chosen)
-        active = np.zeros(len(self.places), bool)
+        active = np.zeros(len(self.seats), bool)
         active[chosen] = True
         if self.optimizer_state == "reset":
             fit.cohort.between_rounds("reset")
         reports = [fit.epoch(active) for _ in range(self.local_epochs)]
         before = self.aggregation.beyond
         sent, absent = self._aggregate(number, chosen)
-        if beyond := self.aggregation.beyond - before:
-            LOG.warning("%d numbers of round %d were beyond the range of secure sums, and were set to its limit: "
-                        "choose a larger federation.range", beyond, number)  # fmt: skip
+        warn_beyond(self.aggregation.beyond - before, number)
         if absent:
             LOG.warning("%d parties dropped out of round %d: %s", len(absent), number, ", ".join(map(str, absent)))
-        self.rounds = number
         loss = np.mean([report.loss for report in reports], axis=0).tolist()
         steps, examples = (int(sum(getattr(report, name) for report in reports)) for name in ("steps", "examples"))
+        beyond = self.aggregation.beyond - before
         return RoundReport(number, tuple(chosen), tuple(loss), steps, examples, given, sent, beyond, absent)
 
     def _aggregate(self, number: int, trained: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """All phases of the aggregation; how many bytes the parties sent, and who dropped out."""
-        shares = {party: self._share(number, party) for party in trained}
-        none = self.places[0][:0]
-        owners = {party: none if self.blind else self.places[party] for party in trained}
-        shared = Shared(number, self.part, self.table, owners, self.counts)
-        inboxes: dict[int, list[Message]] = {party: [] for party in trained}
-        phase, sent = AGREE, 0
-        if opening := self.aggregation.opening(shared):
-            self._answer(opening, GIVE, shares, inboxes)
-        asked = bool(opening)
-        while True:
-            for party in trained:
-                if asked and not inboxes[party]:
-                    continue  # it has heard nothing: it dropped out
-                messages = self.aggregation.respond(phase, shares[party], inboxes[party])
-                sent += sum(message.size for message in messages)
-                self.transport.send(messages)
-            answer = self.aggregation.advance(
-                phase, shared, self.transport.receive(self.aggregation.expected(phase, shared))
-            )
-            if isinstance(answer, Result):
-                break
-            self._answer(answer, phase, shares, inboxes)
-            phase, asked = phase + 1, True
-        if answer.absent and not self.aggregation.tolerates_absence:
-            raise TacitError(f"{len(answer.absent)} parties sent nothing in round {number}")
-        self.changed[(answer.table != self.table).any(-1)] = number
-        self.table = answer.table
-        return sent, tuple(sorted(answer.absent))
-
-    def _answer(
-        self, answer: Sequence[Message], phase: int, shares: Mapping[int, Share], inboxes: dict[int, list[Message]]
-    ) -> None:
-        """The server says something, and each party hears what was for it."""
-        self.transport.send(answer)
-        for party, share in shares.items():
-            inboxes[party] = self.transport.receive(self.aggregation.answered(phase, share)).messages()
-
-    def _share(self, number: int, party: int) -> Share:
-        before = None if self.given is None else self.given[self.fit.layout.rows(self.part, party)]
-        return Share(party, number, self.part, self.places[party], self.rows(party), before, self.total)
+        first = len(self.transport.transcript.records)
+        talks = {party: self.seats[party].contribution(number) for party in trained}
+        result, _ = self.transport.meet(self.center.collection(number, trained), talks)
+        if result.absent and not self.aggregation.tolerates_absence:
+            raise TacitError(f"{len(result.absent)} parties sent nothing in round {number}")
+        self.center.end_round(number, result)
+        sent = sum(record.size for record in self.transport.transcript.records[first:] if record.receiver == SERVER)
+        return sent, tuple(sorted(result.absent))
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """What a resumed federation needs beside the cohort's state."""
-        found = {"star.table": self.table, "star.changed": self.changed, "star.seen": self.seen}
-        found["star.rounds"] = torch.tensor([self.rounds])
-        if self.given is not None:
-            found["star.given"] = self.given
-        if self.blind:  # an agreement that is made again has other places
-            found |= {f"star.places.{party}": ids for party, ids in enumerate(self.places)}
+        found = self.center.state()
+        for seat in self.seats:
+            if seat.given is not None:
+                found[f"star.given.{seat.party}"] = seat.given
+            if seat.blind:  # an agreement that is made again has other places
+                found[f"star.places.{seat.party}"] = seat.places
         return found | self.aggregation.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state`."""
-        self.table = state["star.table"].to(self.table)
-        self.changed.copy_(state["star.changed"])
-        self.seen.copy_(state["star.seen"])
-        self.rounds = int(state["star.rounds"])
-        self.given = state["star.given"].to(self.table) if "star.given" in state else None
-        if self.blind:
-            self.places = [state[f"star.places.{party}"].to(ids) for party, ids in enumerate(self.places)]
+        self.center.load(state)
+        for seat in self.seats:
+            given = state.get(f"star.given.{seat.party}")
+            seat.given = None if given is None else given.to(self.table)
+            if seat.blind:
+                seat.places = state[f"star.places.{seat.party}"].to(seat.places)
         self.aggregation.load(state)
+
+
+def warn_beyond(beyond: int, number: int) -> None:
+    """Say that numbers were cut."""
+    if beyond:
+        LOG.warning("%d numbers of round %d were beyond the range of secure sums, and were set to its limit: "
+                    "choose a larger federation.range", beyond, number)  # fmt: skip

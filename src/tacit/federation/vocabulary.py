@@ -17,7 +17,8 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +27,13 @@ from tacit.errors import BadInput, TacitError
 from tacit.federation.aggregation import Part
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.secure import Member, SumFailed, Summing, Words
-from tacit.federation.transport import InProcess
+from tacit.federation.transport import InProcess, Talk
 from tacit.graph import Graph, Vocab
-
-if TYPE_CHECKING:
-    from tacit.federation.sets import Pseudonyms
 
 Tensor = Any
 TELL, PLACE = 0, 1
 """Phases of the open way, before round 1."""
+MOST_NAMES = 1 << 32
 ATTEMPTS = 3
 """A sketch that cannot be read, by bad luck, is made again."""
 
@@ -50,34 +49,45 @@ def usual_bound(vocabularies: Sequence[Vocab]) -> int:
 
 
 def open_union(vocabularies: Sequence[Vocab], part: Part, transport: InProcess) -> tuple[int, list[Tensor]]:
-    """The open union of names: each party tells the server its names, and is told which shared rows they have.
+    """The open union of names, in one process: how many there are, and for each party the place of each of its own."""
+    talks = {party: told_names(vocabulary, part, party) for party, vocabulary in enumerate(vocabularies)}
+    (total, _), places = transport.meet(placed_names(len(talks), part), talks)
+    return total, [places[party][1] for party in talks]
+
+
+def told_names(vocabulary: Vocab, part: Part, party: int) -> Talk[tuple[int, Tensor]]:
+    """A party's side: it tells the server its names, and is told how many there are and which shared rows its own have.
 
     The server learns every party's names.
-
-    Returns
-    -------
-    How many names there are, and for each party the place of each of its own.
     """
-    transport.send([
-        Message("names", 0, TELL, party, SERVER, {"part": part, "count": len(vocabulary)},
-                {"text": torch.frombuffer(bytearray("\n".join(vocabulary.names).encode() or b"\n"), dtype=torch.uint8)})
-        for party, vocabulary in enumerate(vocabularies)
-    ])  # fmt: skip
-    inbox = transport.receive(
-        Inbox("names", part, 0, TELL, SERVER, {party: len(v) for party, v in enumerate(vocabularies)})
+    text = torch.frombuffer(bytearray("\n".join(vocabulary.names).encode() or b"\n"), dtype=torch.uint8)
+    says = {"part": part, "count": len(vocabulary)}
+    own = yield (
+        [Message("names", 0, TELL, party, SERVER, says, {"text": text})],
+        Inbox("places", part, 0, PLACE, party, {SERVER: len(vocabulary)}),
     )
+    [told] = own.messages()
+    return told.says["total"], told.arrays["ids"]
+
+
+def placed_names(count: int, part: Part) -> Talk[tuple[int, list[Tensor]]]:
+    """The server's side, of so many parties."""
+    inbox = yield [], Inbox("names", part, 0, TELL, SERVER, dict.fromkeys(range(count), MOST_NAMES))
+    _all_there(inbox)
     told = [_names(message) for message in inbox.messages()]
     union = Vocab(name for vocabulary in told for name in vocabulary.names)
     places = [torch.from_numpy(vocabulary.positions(union).astype(np.int64)) for vocabulary in told]
-    transport.send([
+    said = [
         Message("places", 0, PLACE, SERVER, party, {"part": part, "total": len(union)}, {"ids": ids})
         for party, ids in enumerate(places)
-    ])  # fmt: skip
-    found = []
-    for party, ids in enumerate(places):
-        own = transport.receive(Inbox("places", part, 0, PLACE, party, {SERVER: len(ids)}))
-        found.append(own.messages()[0].arrays["ids"])
-    return len(union), found
+    ]
+    yield said, None
+    return len(union), places
+
+
+def _all_there(inbox: Inbox) -> None:
+    if inbox.missing:
+        raise SumFailed(f"{len(inbox.missing)} parties have gone: all have to stay while they agree on names")
 
 
 def _names(message: Message) -> Vocab:
@@ -100,80 +110,90 @@ def private_union(
     server: Summing,
     bound: int | None = None,
 ) -> tuple[int, list[Tensor], list[bytes]]:
-    """The private way; as `open_union`, but the server knows no party's places. Also the union as each party was told.
+    """The private way, in one process; as `open_union`, and the union as each party was told.
 
     `members`, `server`: the two sides of secure sums. `bound`: the most names that a party may have; default: the
     `usual_bound`, which tells how many the largest has, to a factor of two.
     """
+    bound = bound or usual_bound(vocabularies)
+    talks = {party: hidden_names(names, part, members[party]) for party, names in enumerate(vocabularies)}
+    total, found = transport.meet(joined_names(len(vocabularies), part, server, bound), talks)
+    return total, [found[party][0] for party in talks], [found[party][1] for party in talks]
+
+
+def hidden_names(vocabulary: Vocab, part: Part, member: Member) -> Talk[tuple[Tensor, bytes]]:
+    """A party's side: the places of its names, and the union as it was told.
+
+    Every party signs what it passes on, for this list and this hop: a server that put in a list of its own could have
+    names that it guesses turned into pseudonyms.
+    """
     from tacit.federation.sets import Pseudonyms, Sketch  # loading its library takes a while
 
-    bound = bound or usual_bound(vocabularies)
-    domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # said by the server; other agreements do not compare
-    sides = [Pseudonyms(vocabulary.names, bound, domain) for vocabulary in vocabularies]
-    lists = _passed_round(sides, part, transport, members, bound, domain)
-    keys = [side.finished(points) for side, points in zip(sides, lists, strict=True)]
-    cells = Sketch.cells(bound * len(sides))
+    here, names = member.number, member.terms.names
+    count, before = len(names), names[(here - 1) % len(names)]
+    [told] = (yield [], Inbox("naming", part, 0, TELL, here, {SERVER: 0})).messages()
+    bound, salt, domain = told.says["bound"], told.says["salt"], told.arrays["domain"].numpy().tobytes()
+    side = Pseudonyms(vocabulary.names, bound, domain)
+    points = side.blinded()
+    for hop in range(count):
+        signature = member.signer.sign("names", _list_signed(domain, (here - hop) % count, hop, points))
+        arrays = {"points": _octets(points).reshape(-1, 32), "signature": _octets(signature)}
+        says = {"part": part, "owner": (here - hop) % count}
+        came = yield (
+            [Message("points", 0, hop, here, SERVER, says, arrays)],
+            Inbox("points", part, 0, hop, here, {SERVER: bound}),
+        )
+        [passed] = came.messages()
+        owner = (here - 1 - hop) % count
+        if passed.says["owner"] != owner:
+            raise Refused("another list than the one that is due")
+        points, signature = (passed.arrays[name].numpy().tobytes() for name in ("points", "signature"))
+        member.roster.check(before, "names", _list_signed(domain, owner, hop, points), signature)
+        if owner != here:
+            points = side.passed(points, bound)
+    keys, cells = side.finished(points), Sketch.cells(bound * count)
     for attempt in range(ATTEMPTS):
-        salt = secrets.randbits(63)
-        words = {party: Sketch.of(own, cells, salt).reshape(-1) for party, own in enumerate(keys)}
-        total = summed(words, part, transport, members, server, 10 * (attempt + 1))
+        yield from added(Sketch.of(keys, cells, salt).reshape(-1), part, member, 10 * (attempt + 1))
+        [told] = (yield [], Inbox("union", part, 0, PLACE + attempt, here, {SERVER: bound * count})).messages()
+        if len(union := told.arrays["keys"].numpy()):
+            return _places(keys, union, bound * count), union.tobytes()
+        salt = told.says["salt"]
+    raise SumFailed("the union of names could not be read")
+
+
+def joined_names(count: int, part: Part, server: Summing, bound: int) -> Talk[int]:
+    """The server's side: how many names there are."""
+    from tacit.federation.sets import Sketch
+
+    if count < 2:
+        raise TacitError("one party has no one to agree with: use the open way")
+    domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # other agreements do not compare
+    salt, everyone = secrets.randbits(63), dict.fromkeys(range(count), bound)
+    says = {"part": part, "bound": bound, "salt": salt}
+    said = [Message("naming", 0, TELL, SERVER, party, says, {"domain": _octets(domain)}) for party in everyone]
+    for hop in range(count):
+        came = yield said, Inbox("points", part, 0, hop, SERVER, everyone)
+        _all_there(came)
+        said = [replace(one, sender=SERVER, receiver=(one.sender + 1) % count) for one in came.messages()]
+    cells = Sketch.cells(bound * count)
+    for attempt in range(ATTEMPTS):
+        total = yield from added_up(cells * Sketch.WIDTH, part, server, 10 * (attempt + 1), said)
         try:
             union, _ = Sketch.read(total.reshape(cells, -1), salt)
-            break
         except TacitError:
             if attempt == ATTEMPTS - 1:
                 raise
-    shown = torch.from_numpy(union)
-    transport.send([Message("union", 0, PLACE, SERVER, party, {"part": part}, {"keys": shown})
-                    for party in range(len(sides))])  # fmt: skip
-    places, unions = [], []
-    for party, own in enumerate(keys):
-        inbox = Inbox("union", part, 0, PLACE, party, {SERVER: bound * len(sides)})
-        [told] = transport.receive(inbox).messages()
-        unions.append(told.arrays["keys"].numpy().tobytes())
-        places.append(_places(own, told.arrays["keys"].numpy(), bound * len(sides)))
-    return len(union), places, unions
+            union, salt = np.zeros((0, 16), np.uint8), secrets.randbits(63)
+        shown, says = torch.from_numpy(union), {"part": part, "salt": salt}
+        said = [Message("union", 0, PLACE + attempt, SERVER, party, says, {"keys": shown}) for party in everyone]
+        if len(union):
+            break
+    yield said, None
+    return len(union)
 
 
-def _passed_round(
-    sides: Sequence[Pseudonyms],
-    part: Part,
-    transport: InProcess,
-    members: Mapping[int, Member],
-    bound: int,
-    domain: bytes,
-) -> list[bytes]:
-    """Every party's blinded list, after all the others have multiplied it; by way of the server.
-
-    Each party signs what it passes on, for this list and this hop: a server that put in a list of its own could have
-    names that it guesses turned into pseudonyms.
-    """
-    count, lists = len(sides), [side.blinded() for side in sides]
-    if count < 2:
-        raise TacitError("one party has no one to agree with: use the open way")
-    for hop in range(count):
-        for owner in range(count):
-            here, there = (owner + hop) % count, (owner + hop + 1) % count
-            signature = members[here].signer.sign("names", _list_signed(domain, owner, hop, lists[owner]))
-            arrays = {
-                "points": torch.frombuffer(bytearray(lists[owner]), dtype=torch.uint8).reshape(-1, 32),
-                "signature": torch.frombuffer(bytearray(signature), dtype=torch.uint8),
-            }
-            for sender, receiver in ((here, SERVER), (SERVER, there)):
-                transport.send([Message("points", 0, hop, sender, receiver, {"part": part, "owner": owner}, arrays)])
-                came = transport.receive(Inbox("points", part, 0, hop, receiver, {sender: bound})).messages()
-                if not came:
-                    raise SumFailed("a list of names was lost on its way: all parties have to stay while they agree")
-                told = came[0]
-                arrays = dict(told.arrays)
-            if told.says["owner"] != owner:
-                raise Refused("another list than the one that is due")
-            lists[owner], signature = (told.arrays[name].numpy().tobytes() for name in ("points", "signature"))
-            one = members[there]
-            one.roster.check(one.terms.names[here], "names", _list_signed(domain, owner, hop, lists[owner]), signature)
-            if there != owner:
-                lists[owner] = sides[there].passed(lists[owner], bound)
-    return lists
+def _octets(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _list_signed(domain: bytes, owner: int, hop: int, points: bytes) -> bytes:
@@ -194,38 +214,29 @@ def _places(own: np.ndarray, union: np.ndarray, most: int) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-def summed(
-    words: Mapping[int, Words],
-    part: Part,
-    transport: InProcess,
-    members: Mapping[int, Member],
-    server: Summing,
-    first: int,
-) -> Words:
-    """One secure sum before the first round, under an agreement of its own."""
-    count = len(next(iter(words.values())))
+def added(words: Words, part: Part, member: Member, first: int) -> Talk[None]:
+    """A party's side of one secure sum before the first round, under an agreement of its own."""
 
-    def told(kind: str, phase: int, messages: Sequence[Message]) -> Inbox:
-        transport.send(messages)
-        senders = dict.fromkeys((message.sender for message in messages), 0)
-        return transport.receive(Inbox(kind, part, 0, phase, SERVER, senders))
+    def told(kind: str, phase: int) -> Inbox:
+        return Inbox(kind, part, 0, phase, member.number, {SERVER: 0})
 
-    def heard(kind: str, phase: int, messages: Sequence[Message]) -> dict[int, Message]:
-        transport.send(messages)
-        found = {}
-        for message in messages:
-            to = message.receiver
-            for one in transport.receive(Inbox(kind, part, 0, phase, to, {SERVER: 0})).messages():
-                found[to] = one
-        return found
+    [members] = (yield [member.keys(0, first)], told("members", first)).messages()
+    [shares] = (yield [member.shares(members, first + 1)], told("shares", first + 1)).messages()
+    member.keep(shares)
+    [heard] = (yield [member.masked(words, first + 2, 0)], told("heard", first + 2)).messages()
+    [agreed] = (yield [member.signed(heard, first + 3)], told("agreed", first + 3)).messages()
+    yield [member.opened(agreed, first + 4)], None
 
-    answer = heard("members", first, server.keys(told("keys", first, [members[i].keys(0, first) for i in words])))
-    sent = [members[i].shares(message, first + 1) for i, message in answer.items()]
-    for i, message in heard("shares", first + 1, server.shares(told("shares", first + 1, sent))).items():
-        members[i].keep(message)
-    sent = [members[i].masked(words[i], first + 2, 0) for i in server.members]
-    answer = heard("heard", first + 2, server.masked(told("masked", first + 2, sent), count))
-    sent = [members[i].signed(message, first + 3) for i, message in answer.items()]
-    answer = heard("agreed", first + 3, server.signed(told("signed", first + 3, sent)))
-    sent = [members[i].opened(message, first + 4) for i, message in answer.items()]
-    return server.opened(told("opened", first + 4, sent))
+
+def added_up(count: int, part: Part, server: Summing, first: int, said: Sequence[Message] = ()) -> Talk[Words]:
+    """The server's side: the sum of so many words of each. `said`: what it has to say before."""
+
+    def told(kind: str, phase: int, who: Sequence[int]) -> Inbox:
+        return Inbox(kind, part, 0, phase, SERVER, dict.fromkeys(who, 0))
+
+    everyone = range(len(server.terms.names))
+    said = server.keys((yield said, told("keys", first, everyone)))
+    said = server.shares((yield said, told("shares", first + 1, server.members)))
+    said = server.masked((yield said, told("masked", first + 2, server.members)), count)
+    said = server.signed((yield said, told("signed", first + 3, server.heard)))
+    return server.opened((yield said, told("opened", first + 4, server.heard)))
