@@ -19,7 +19,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,13 +30,13 @@ from tacit import __version__
 from tacit.errors import BadInput, BadValue, TacitError
 from tacit.evaluation.ranking import Metrics, weighted
 from tacit.federation.aggregation import AGGREGATIONS, Aggregation, Part
-from tacit.federation.keys import keys_in
+from tacit.federation.keys import Identity, Roster, keys_in
 from tacit.federation.messages import SERVER
 from tacit.federation.secured import Secured
 from tacit.federation.star import GIVE, Star, sampled_number
 from tacit.federation.transcript import Adversary, Transcript, View, rounds
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
-from tacit.graph import SplitName
+from tacit.graph import Graph, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
@@ -108,14 +108,27 @@ class Federation:
         if self.vocabulary == "private" and not self.secure:
             raise BadValue("names that the server does not know need sums that it does not see into: set secure = true")
 
-    def how(self, names: Sequence[str], part: Part) -> Aggregation:
-        """The aggregation these settings name, for these parties."""
+    def hides_names(self, settings: Settings) -> bool:
+        """Whether parties agree on names without showing them."""
+        usual = "open" if settings.privacy.sound else "private"
+        return self.secure and (self.vocabulary or usual) == "private"
+
+    def how(
+        self,
+        names: Sequence[str],
+        part: Part,
+        identities: Mapping[int, Identity] | None = None,
+        roster: Roster | None = None,
+    ) -> Aggregation:
+        """The aggregation these settings name, for these parties. `identities`: see `Secured.of`; default: `keys`."""
         plain = AGGREGATIONS[self.aggregation](self.values, self.changed_only)
         if not self.secure:
             return plain
         rounds = self.agreement if self.fraction == 1 else 1
         expected = sampled_number(len(names), self.fraction)
-        identities, roster = (None, None) if self.keys is None else keys_in(Path(self.keys), names)
+        if identities is None and self.keys is not None:
+            found, roster = keys_in(Path(self.keys), names)
+            identities = dict(enumerate(found))
         return Secured.of(plain, names, part, limit=self.range, least=self.min_contributors, threshold=self.threshold,
                           expected=expected, rounds=rounds, identities=identities, roster=roster)  # fmt: skip
 
@@ -124,6 +137,103 @@ class Federation:
         if self.keep_every is None:
             return Transcript()
         return Transcript(rounds(self.keep_every), self.keep_mb << 20)
+
+
+LOCAL = ("name", "training.device", "training.kernel", "training.products", "evaluation.memory_mb", "federation.keys",
+         "federation.keep_every", "federation.keep_mb")  # fmt: skip
+"""Settings that are each one's own affair: the others' numbers do not depend on them, or by rounding alone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What parties in processes of their own, and their coordinator, have to agree on before they begin."""
+
+    recipe: str
+    parties: tuple[str, ...]
+    settings: Settings
+    federation: Federation
+
+    def __post_init__(self) -> None:
+        from tacit.recipes import SHARED
+
+        check_recipe(self.recipe)
+        if self.recipe not in SHARED:
+            raise TacitError(f"the recipe {self.recipe} has no coordinator: use {', '.join(SHARED)}")
+        if len(set(self.parties)) < len(self.parties) or len(self.parties) < 2:
+            raise TacitError("a federation has two parties or more, each once")
+
+    @property
+    def names_are_private(self) -> bool:
+        return self.federation.hides_names(self.settings)
+
+    def check(self, graph: Graph, name: str) -> None:
+        """Refuse a graph that cannot take part, before anything is said."""
+        from tacit.recipes import Setup
+
+        alone = replace(self.federation, secure=False, vocabulary=None)
+        Setup(Parties((name,), (graph,)), self.settings, alone, Transcript()).check(self.recipe)
+        if self.federation.vocabulary == "private" and self.settings.privacy.sound:
+            raise TacitError('private training is of names that all know: set federation.vocabulary = "open"')
+
+    def json(self) -> dict[str, Any]:
+        """By name; without what is each one's own affair."""
+        values = self.settings.json() | {"federation": asdict(self.federation)}
+        for name in LOCAL:
+            *sections, last = name.split(".")
+            inner = values
+            for section in sections:
+                inner = inner[section] = dict(inner[section])
+            inner.pop(last, None)
+        return {"recipe": self.recipe, "parties": list(self.parties), "settings": values}
+
+    def differences(self, other: Any) -> list[str]:
+        """Where another's `json` is not this one's, in words."""
+        mine, theirs = _flat(json.loads(json.dumps(self.json()))), _flat(other)
+        return [
+            f"{name} is {json.dumps(theirs.get(name))} there, and {json.dumps(mine.get(name))} here"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]
+
+
+def _flat(values: Any, place: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {place: values}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{place}.{name}" if place else str(name))
+    return found
+
+
+@dataclass
+class Patience:
+    """When to stop: the best validation so far, and how many have not been better since."""
+
+    most: int
+    waited: int = 0
+    best_round: int = 0
+    best_mrr: float = -np.inf
+
+    def judge(self, whole: Metrics, number: int, private: bool) -> bool:
+        """Whether a round is the best; of private training the last always is, for which one was best would tell."""
+        if not private and whole.count and not whole.mrr > self.best_mrr:
+            self.waited += 1
+            return False
+        self.waited, self.best_round = 0, number
+        self.best_mrr = whole.mrr if whole.count else -np.inf
+        return True
+
+    @property
+    def ended(self) -> bool:
+        return self.waited >= self.most
+
+    def state(self) -> dict[str, Any]:
+        return {"patience": torch.tensor([self.waited, self.best_round]),
+                "patience.mrr": torch.tensor([self.best_mrr], dtype=torch.float64)}  # fmt: skip
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.waited, self.best_round = (int(value) for value in state["patience"])
+        self.best_mrr = float(state["patience.mrr"])
 
 
 class Together:
@@ -135,8 +245,8 @@ class Together:
 
     def __init__(self, fit: Fit, wanted: Federation, star: Star | None = None):
         self.fit, self.wanted, self.star = fit, wanted, star
-        self.rounds = self.waited = self.best_round = 0
-        self.best_mrr, self.finished = -np.inf, False
+        self.patience = Patience(fit.settings.evaluation.patience)
+        self.rounds, self.finished = 0, False
         fit.total_epochs = wanted.rounds * wanted.local_epochs
 
     def run(self, on_event: Callable[[Event], None], checkpoint: Callable[[], None] | None = None) -> None:
@@ -190,31 +300,28 @@ class Together:
         given = self.star.give(range(len(fit.graphs)))
         found = fit.evaluate("valid", best=False)
         whole = weighted(found)
-        if fit.private is None and whole.count and not whole.mrr > self.best_mrr:
-            self.waited += 1
-            self.finished = self.waited >= fit.settings.evaluation.patience
-        else:
-            self.waited, self.best_round = 0, self.rounds
-            self.best_mrr = whole.mrr if whole.count else -np.inf
+        if self.patience.judge(whole, self.rounds, fit.private is not None):
             for name, tensor in fit.best.tensors().items():
                 tensor.copy_(fit.cohort.tables.tensors()[name])
+        self.finished = self.patience.ended
         return {"mrr": listed([whole.mrr])[0], "hits10": listed([whole.hits10])[0],
-                "parties": listed([m.mrr for m in found]), "best": listed([self.best_mrr])[0],
+                "parties": listed([m.mrr for m in found]), "best": listed([self.patience.best_mrr])[0],
                 "best_round": self.best_round, "given": given}  # fmt: skip
+
+    @property
+    def best_round(self) -> int:
+        return self.patience.best_round
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed federation needs, but for the transcript."""
-        own = {"rounds": self.rounds, "waited": self.waited, "best_round": self.best_round, "finished": self.finished}
-        kept = {f"together.{name}": torch.tensor([int(value)]) for name, value in own.items()}
-        kept["together.best_mrr"] = torch.tensor([self.best_mrr], dtype=torch.float64)
+        kept = {"together": torch.tensor([self.rounds, int(self.finished)])} | self.patience.state()
         return self.fit.state() | kept | ({} if self.star is None else self.star.state())
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
         self.fit.load(state)
-        for name in ("rounds", "waited", "best_round"):
-            setattr(self, name, int(state[f"together.{name}"]))
-        self.finished, self.best_mrr = bool(state["together.finished"]), float(state["together.best_mrr"])
+        self.rounds, self.finished = int(state["together"][0]), bool(state["together"][1])
+        self.patience.load(state)
         if self.star is not None:
             self.star.load(state)
 

@@ -52,10 +52,7 @@ class Setup:
 
     @property
     def names_are_private(self) -> bool:
-        wanted = self.federation
-        return (
-            wanted.secure and (wanted.vocabulary or ("open" if self.settings.privacy.sound else "private")) == "private"
-        )
+        return self.federation.hides_names(self.settings)
 
     def graphs(self, recipe: str) -> tuple[Graph, ...]:
         """What a recipe trains on."""

@@ -55,8 +55,12 @@ CONFIG, SHAREABLE = "config.json", "shareable"
 class Run:
     """A training, finished or not: its settings, graph, model and metrics. Kept in memory, or in a folder."""
 
-    def __init__(self, settings: Settings, graph: Graph, path: Path | None = None, budget: str | None = None):
+    def __init__(
+        self, settings: Settings, graph: Graph, path: Path | None = None, budget: str | None = None, holders: int = 1
+    ):
         self.settings, self.graph, self.path, self.budget = settings, graph, path, budget
+        self.holders = holders
+        """How many parties of a federation hold the same triple at most: it costs so many times."""
         self.metrics: dict[str, Metrics] = {}
         self.best_epoch: int | None = None
         self._model: Model | None = None
@@ -70,7 +74,7 @@ class Run:
             raise BadInput(f"{path}: is no run: it has no {CONFIG}.")
         config = read_json(path / CONFIG, SCHEMA, {"settings": dict})
         graph, budget = load_graph(path / PRIVATE / "graph.safetensors"), config.get("budget")
-        run = Run(Settings.make(config["settings"]), graph, path, budget)
+        run = Run(Settings.make(config["settings"]), graph, path, budget, config.get("holders", 1))
         if run.finished:
             where = path / PRIVATE / "metrics.json"
             found = read_json(where, "tacit.metrics/1", {"metrics": dict, "best_epoch": int})
@@ -271,7 +275,8 @@ class Run:
             return self._claim
         if not isinstance(self.settings.privacy, Sound):
             return NOT_PRIVATE
-        return statement(self.settings, [self.spent], budget=self._quotes()[-1] if self._quotes() else None)
+        quotes = self._quotes()
+        return statement(self.settings, [self.spent], holders=self.holders, budget=quotes[-1] if quotes else None)
 
     @property
     def spent(self) -> Spent:
@@ -365,8 +370,19 @@ def prior_of(tensors: Mapping[str, Any]) -> Prior | None:
     return Prior(tensors["prior.tails"], tensors["prior.heads"]) if "prior.tails" in tensors else None
 
 
-def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False, budget: str | None = None) -> Run:
-    """A run folder that is ready to train: whole, or not there. `budget`: the holding that pays for a private one."""
+def create(
+    graph: Graph,
+    settings: Settings,
+    path: Path,
+    *,
+    force: bool = False,
+    budget: str | None = None,
+    holders: int = 1,
+) -> Run:
+    """A run folder that is ready to train: whole, or not there. `budget`: the holding that pays for a private one.
+
+    `holders`: how many parties of a federation hold the same triple at most.
+    """
     chosen_device(settings.training.device)
     _check(graph, settings)
     asked = getattr(settings.privacy, "epsilon", None)
@@ -383,8 +399,9 @@ def create(graph: Graph, settings: Settings, path: Path, *, force: bool = False,
         (private / "metrics.jsonl").touch()
         write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
         write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
-        seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "budget": budget, "tacit": __version__})
-    return Run(settings, graph, path, budget)
+        seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "budget": budget, "holders": holders,
+                                      "tacit": __version__})  # fmt: skip
+    return Run(settings, graph, path, budget, holders)
 
 
 ENOUGH = 0.75

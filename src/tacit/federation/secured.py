@@ -99,10 +99,12 @@ class Secured(Aggregation):
         threshold: int | None = None,
         expected: int | None = None,
         rounds: int = 8,
-        identities: Sequence[Identity] | None = None,
+        identities: Mapping[int, Identity] | None = None,
         roster: Roster | None = None,
     ) -> Secured:
         """For these parties. Without keys of their own they get some that live as long as this process.
+
+        `identities`: of the parties whose sides this is; none of them: the server's.
 
         Parameters
         ----------
@@ -124,13 +126,13 @@ class Secured(Aggregation):
         if not 2 <= least <= expected:
             raise BadValue(f"min_contributors is from 2 to the number of parties in a round, {expected}; not {least}")
         if identities is None:
-            identities = [Identity.new(name) for name in names]
+            identities = {number: Identity.new(name) for number, name in enumerate(names)}
             keeper = Identity.new("keeper")
             roster = Roster.begin(keeper)
-            for identity in identities:
+            for identity in identities.values():
                 roster = roster.enrol(keeper, identity.name, identity.public)
         assert roster is not None
-        sides = {number: Side(Member(number, one, roster, terms)) for number, one in enumerate(identities)}
+        sides = {number: Side(Member(number, one, roster, terms)) for number, one in identities.items()}
         return Secured(
             inner=inner, server=Summing(terms), sides=sides, fixed=FixedPoint(limit, len(names)), least=least
         )

@@ -92,8 +92,8 @@ class Seat:
         width = self.rows().shape[1]
         return Inbox("rows", self.part, number, GIVE, self.party, {SERVER: many}, width, self.total)
 
-    def take(self, message: Message) -> None:
-        """Rows from the server become its own; but for those that are its own affair, as long as no one moves them."""
+    def read(self, message: Message) -> Tensor:
+        """The party's rows as the server gives them."""
         own = self.rows()
         values = message.arrays["values"].to(own)
         if self.blind:
@@ -104,7 +104,11 @@ class Seat:
             at = located(named, self.places, self.total)
             values, changed = self.given.clone(), values  # what is not named is as it was given
             values[at] = changed
-        kept = values
+        return values
+
+    def take(self, values: Tensor) -> None:
+        """Rows from the server become its own; but for those that are its own affair, as long as no one moves them."""
+        own, kept = self.rows(), values
         if (stays := self.aggregation.stays(self.party)) is not None and self.given is not None:
             old = (values == self.given).all(-1)  # what others have made of a row since is taken
             kept = torch.where((stays.to(own.device)[self.places] & old)[:, None], own, values)
@@ -368,7 +372,7 @@ class Star:
         for message in messages:
             seat = self.seats[message.receiver]
             [came] = self.transport.receive(seat.expected(self.rounds + 1)).messages()
-            seat.take(came)
+            seat.take(seat.read(came))
             self.center.seen[seat.party] = self.rounds
         return sum(message.size for message in messages)
 

@@ -1,0 +1,190 @@
+"""A coordinator and its parties by letters: signed, asked for again until they are answered, answered once.
+
+A letter may be lost, doubled, late or out of order. The coordinator writes each question once, and reminds a party of
+it (poke) until there is an answer; a party that never had it says so, and is sent it again. A party keeps its last
+answer, and gives it again to whoever reminds it; what is older is not answered at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tacit.coordinator import Answer, Ask
+from tacit.errors import TacitError
+from tacit.federation.keys import Identity, Roster
+from tacit.federation.letters import Letter
+from tacit.federation.messages import Refused
+from tacit.participant import Declined, Lost, Participant
+
+LOG = logging.getLogger(__name__)
+POKE, KNOCK, LINGER = 1.0, 2.0, 10.0
+"""Seconds between reminders; between a party's knocks; that a party stays after the end, to say it again."""
+
+
+class Post(Protocol):
+    """What carries letters. A party writes to the coordinator alone: to None."""
+
+    def send(self, to: str | None, letter: bytes) -> None: ...
+
+    def receive(self, timeout: float) -> tuple[str, bytes] | None: ...
+
+
+@dataclass
+class Correspondence:
+    """The coordinator's letters.
+
+    life: how often the coordinator was started, with this time; letters of an earlier one are not answered.
+    """
+
+    post: Post
+    identity: Identity
+    roster: Roster
+    parties: Sequence[str]
+    life: int = 1
+    number: int = 0
+    refused: int = 0
+    """Letters that were none, of no one on the roster, or of another time."""
+    failed: set[str] = field(default_factory=set)
+    """Parties that said that they cannot go on, and were not heard of since."""
+
+    def ask(self, run: str, asks: Mapping[str, Ask], seconds: float) -> dict[str, Answer]:
+        """Answers of those who gave one in time."""
+        self.number += 1
+        sealed = {
+            name: self._letter("ask", name, run, {"asked": ask.asked, **ask.says}, [m.encode() for m in ask.messages])
+            for name, ask in asks.items()
+        }
+        for name, content in sealed.items():
+            self.post.send(name, content)
+        found: dict[str, Answer] = {}
+        end, poke = time.monotonic() + seconds, time.monotonic() + POKE
+        while len(found) < len(asks) and (now := time.monotonic()) < end:
+            if now >= poke:
+                for name in asks.keys() - found.keys() - self.failed:
+                    self.post.send(name, self._letter("poke", name, run))
+                poke = now + POKE
+            letter = self._next(min(poke, end) - now)
+            if letter is None or letter.sender not in asks or letter.sender in found:
+                continue
+            if letter.kind == "here" or (letter.kind == "unknown" and self._is_now(letter)):
+                self.failed.discard(letter.sender)
+                self.post.send(letter.sender, sealed[letter.sender])
+            elif letter.kind == "answer" and self._is_now(letter):
+                if letter.says.get("failed"):
+                    LOG.warning("%s cannot go on: its own log says why. It is waited for.", letter.sender)
+                    self.failed.add(letter.sender)
+                    continue
+                try:
+                    found[letter.sender] = _answer(letter)
+                except Refused as error:
+                    LOG.warning("an answer of %s was refused: %s", letter.sender, error)
+                    self.refused += 1
+        return found
+
+    def end(self, run: str) -> None:
+        """Nothing more will be asked."""
+        for name in self.parties:
+            self.post.send(name, self._letter("bye", name, run))
+
+    def _letter(self, kind: str, to: str, run: str, says: Mapping[str, object] | None = None,
+                messages: Sequence[bytes] = ()) -> bytes:  # fmt: skip
+        return Letter(kind, self.identity.name, to, run, self.life, self.number, says or {}, messages).seal(
+            self.identity
+        )
+
+    def _is_now(self, letter: Letter) -> bool:
+        return (letter.life, letter.number) == (self.life, self.number)
+
+    def _next(self, seconds: float) -> Letter | None:
+        """The next letter of a party, if one comes in time that is one."""
+        came = self.post.receive(max(seconds, 0.0))
+        if came is None:
+            return None
+        who, data = came
+        try:
+            letter = Letter.open(data, self.roster, self.identity.name)
+            if letter.sender != who or who not in self.parties:
+                raise Refused(f"a letter of {letter.sender} that came from {who}")
+        except Refused as error:
+            LOG.warning("a letter was refused: %s", error)
+            self.refused += 1
+            return None
+        return letter
+
+
+def _answer(letter: Letter) -> Answer:
+    says = dict(letter.says)
+    declined, lost = says.pop("declined", None), bool(says.pop("lost", False))
+    if declined is not None and not isinstance(declined, str):
+        raise Refused("a reason that is no words")
+    return Answer(says, letter.decoded(), None if declined is None else declined[:2000], lost)
+
+
+def attend(
+    participant: Participant, post: Post, identity: Identity, roster: Roster, coordinator: str, *, patience: float
+) -> None:
+    """A party's letters: answer what the coordinator asks, until it says goodbye.
+
+    patience: seconds without a word of the coordinator after which the party gives up.
+    """
+    last, kept, run = (0, 0), b"", ""
+    heard, knocked, ended = time.monotonic(), 0.0, 0.0
+
+    def write(kind: str, key: tuple[int, int] = (0, 0), says: Mapping[str, object] | None = None,
+              messages: Sequence[bytes] = ()) -> bytes:  # fmt: skip
+        sealed = Letter(kind, identity.name, coordinator, run, *key, says or {}, messages).seal(identity)
+        post.send(None, sealed)
+        return sealed
+
+    while True:
+        now = time.monotonic()
+        if ended and now - ended > LINGER:
+            return
+        if now - heard > patience:
+            raise TacitError(f"nothing was heard of {coordinator} for {patience:g} s. What there is is kept: start "
+                             "this again, and it goes on.")  # fmt: skip
+        if now - max(heard, knocked) >= KNOCK or not knocked:
+            write("here")
+            knocked = now
+        came = post.receive(KNOCK)
+        if came is None:
+            continue
+        try:
+            letter = Letter.open(came[1], roster, identity.name)
+            if letter.sender != coordinator or (run and letter.run != run):
+                raise Refused(f"a letter of {letter.sender}, or of another federation")
+        except Refused as error:
+            LOG.warning("a letter was refused: %s", error)
+            continue
+        key, heard = (letter.life, letter.number), time.monotonic()
+        if letter.kind == "bye" and run and ended:
+            return
+        if letter.kind not in ("ask", "poke") or key < last:
+            continue
+        if key == last:
+            post.send(None, kept)
+            continue
+        if letter.kind == "poke":
+            write("unknown", key)
+            continue
+        last, run = key, letter.run
+        asked, says = str(letter.says.get("asked")), dict(letter.says)
+        stop: Exception | None = None
+        try:
+            answer, messages = participant.answer(asked, says, letter.decoded())
+        except Lost:
+            answer, messages = {"lost": True}, []
+        except Declined as error:
+            answer, messages, stop = {"declined": str(error)}, [], error
+        except (TacitError, OSError) as error:  # its words may tell of the data, and stay here
+            answer, messages, stop = {"failed": True}, [], error
+        kept = write("answer", key, answer, [message.encode() for message in messages])
+        if stop is not None:
+            raise stop
+        heard = time.monotonic()
+        if asked == "end":
+            ended = heard

@@ -1,0 +1,88 @@
+"""What travels between processes: messages in an envelope that says who writes to whom, signed.
+
+    b"tacit-letter" version:u8  length:u32  header  messages  signature:64
+
+The header is JSON with sorted keys and no blanks. Whoever carries a letter can lose it, keep it back, or bring it once
+more; but not change it, and not write one. `run` and `life` tell a letter of another federation, or of a server before
+it was started again, from those of this one: what was said once cannot be said again to another end.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tacit.federation.keys import Identity, Roster
+from tacit.federation.messages import Message, Refused
+
+MAGIC, VERSION = b"tacit-letter", 1
+LARGEST_HEADER = 1 << 24
+SIGNATURE = 64
+KINDS = ("here", "ask", "poke", "answer", "unknown", "bye")
+"""A party knocks (here); a server asks, and reminds of what it asked (poke); a party answers, or says that it does not
+know of it (unknown). bye: the server needs nothing more."""
+FIELDS = {"run": str, "life": int, "number": int, "sender": str, "receiver": str, "kind": str, "says": dict,
+          "sizes": list}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One letter. `says` is what JSON can hold; `messages` are encoded."""
+
+    kind: str
+    sender: str
+    receiver: str
+    run: str = ""
+    life: int = 0
+    number: int = 0
+    says: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[bytes] = ()
+
+    def seal(self, identity: Identity) -> bytes:
+        """Its bytes, signed by whoever sends it."""
+        header = {name: getattr(self, name) for name in FIELDS if name != "sizes"}
+        header |= {"says": dict(self.says), "sizes": [len(message) for message in self.messages]}
+        text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        content = b"".join([MAGIC, struct.pack("<BI", VERSION, len(text)), text, *self.messages])
+        return content + identity.sign("letter", content)
+
+    @staticmethod
+    def open(data: bytes, roster: Roster, receiver: str) -> Letter:
+        """The letter that these bytes are, if it is for this receiver and of someone on the roster."""
+        begin = len(MAGIC) + 5
+        if len(data) < begin + SIGNATURE or data[: len(MAGIC)] != MAGIC:
+            raise Refused("not a letter of tacit")
+        version, length = struct.unpack_from("<BI", data, len(MAGIC))
+        if version != VERSION:
+            raise Refused(f"a letter of version {version}; this side writes version {VERSION}")
+        if length > LARGEST_HEADER or begin + length + SIGNATURE > len(data):
+            raise Refused("a letter that is cut off")
+        try:
+            header = json.loads(data[begin : begin + length].decode("utf-8"))
+        except (ValueError, RecursionError):
+            raise Refused("a letter whose header is not JSON") from None
+        if not isinstance(header, dict) or header.keys() != FIELDS.keys():
+            raise Refused(f"a letter's header has {', '.join(FIELDS)}, and nothing else")
+        if any(type(header[name]) is not wanted for name, wanted in FIELDS.items()):
+            raise Refused("a letter whose header holds something else than it should")
+        if header["receiver"] != receiver:
+            raise Refused("a letter to someone else")
+        content, signature = data[:-SIGNATURE], data[-SIGNATURE:]
+        roster.check(header["sender"], "letter", content, signature)
+        sizes = header.pop("sizes")
+        if any(type(size) is not int or size < 0 for size in sizes) or begin + length + sum(sizes) != len(content):
+            raise Refused("a letter whose messages have other sizes than it says")
+        if header["kind"] not in KINDS:
+            raise Refused(f"a letter of kind {header['kind']!r}")
+        messages, at = [], begin + length
+        for size in sizes:
+            messages.append(content[at : at + size])
+            at += size
+        return Letter(**header, messages=tuple(messages))
+
+    def decoded(self) -> list[Message]:
+        """Its messages."""
+        return [Message.decode(message) for message in self.messages]
