@@ -46,6 +46,8 @@ LARGEST = 1 << 26
 """Bytes of a roster that are read at most."""
 PUBLIC_LINE = re.compile(r"tacit-ed25519 (\S+) ([A-Za-z0-9+/]{43}=)(?: ([A-Za-z0-9+/]{86}==))?\r?\n?")
 PRIVATE_LINE = re.compile(rb"tacit-ed25519-private (\S+)(?: scrypt ([0-9a-f]{32}))?\n")
+NONCE = re.compile(r"[A-Za-z0-9_-]{8,64}")
+"""What a message broker may have signed at a login: letters of URL-safe base64, and no others."""
 Act = Literal["begin", "enrol", "rotate", "revoke"]
 ACTS: tuple[Act, ...] = ("begin", "enrol", "rotate", "revoke")
 
@@ -75,6 +77,20 @@ class Identity:
     def sign(self, purpose: str, content: bytes) -> bytes:
         """64 bytes that hold for this purpose and for no other."""
         return self._key.sign(_meant(purpose, content))
+
+    def answer(self, nonce: str) -> bytes:
+        """The signature with which a message broker that knows the public key lets its owner in.
+
+        It is the one signature without a purpose, because the broker's protocol has the bare nonce signed. Whatever
+        `sign` signs has a "/" and a NUL byte in it, and no nonce that is answered here has: so a broker that lies about
+        its nonce gets no signature that means anything elsewhere.
+        """
+        if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
+            raise Refused(
+                f"A broker asked for a signature over {excerpt(str(nonce))}, which is no nonce of a login. Nothing was "
+                "signed. It is not an honest broker, or no broker at all: ask whoever runs it."
+            )
+        return self._key.sign(nonce.encode())
 
     def save(self, path: Path, passphrase: str | None = None) -> None:
         """Write the private key for its owner's eyes only; a file that exists is never replaced."""
