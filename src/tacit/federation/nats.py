@@ -206,6 +206,7 @@ class Post:
         self._away = ""
         """Why there is no connection."""
         self._client: Any = None
+        self._turns = {way: asyncio.Lock() for way in self._ways.values()}
         self._up = asyncio.Event()
         self._stopping = asyncio.Event()
         self._begun: Future[None] = Future()
@@ -420,6 +421,10 @@ class Post:
         return heard
 
     async def _deliver(self, way: str, letter: bytes) -> None:
+        async with self._turns[way]:  # one after the other: a receiver puts only a few together at a time
+            await self._deliver_now(way, letter)
+
+    async def _deliver_now(self, way: str, letter: bytes) -> None:
         number = os.urandom(16)
         for _ in range(TRIES):
             try:
@@ -541,11 +546,12 @@ def _is_refusal(error: Any) -> bool:
 
 async def _hang_up(client: Any) -> None:
     """Close a connection, whatever state it is in."""
-    try:
-        async with asyncio.timeout(2):
-            await client.close()
-    except Exception as error:  # noqa: BLE001 - it is gone in any case
-        LOG.debug("nats: %r", error)
+    if client._reading_task is not None:  # without, there is only the socket: closing waits for what never comes
+        try:
+            async with asyncio.timeout(2):
+                await client.close()
+        except Exception as error:  # noqa: BLE001 - it is gone in any case
+            LOG.debug("nats: %r", error)
     writer = getattr(client._transport, "_io_writer", None)
     if writer is not None:
         writer.transport.abort()
