@@ -720,6 +720,32 @@ def test_sending_without_a_broker_is_an_error_after_a_while(broker):
 
 
 @real
+def test_another_certificate_in_the_middle_is_not_believed_and_not_the_end(broker, caplog):
+    with posts(broker, HUB, NORTH, patience=1.5) as (hub, north):
+        broker.stop()
+        names = ("ca.pem", "server.pem", "server.key")
+        kept = {name: (broker.folder / name).read_bytes() for name in names}
+        for name in names:
+            (broker.folder / name).unlink()
+        broker.start()
+        with pytest.raises(TacitError, match=r"not the broker that the given ca\.pem is of"):
+            north.send(None, b"x")
+        assert north.receive(0) is None
+        broker.stop()
+        for name in names:
+            (broker.folder / name).write_bytes(kept[name])
+        broker.start()
+        for _ in range(20):
+            with contextlib.suppress(TacitError):
+                north.send(None, b"x")
+            if hub.receive(0.5) == ("north", b"x"):
+                break
+        else:
+            pytest.fail("nothing came")
+    assert "somebody is in between. It is tried again." in caplog.text
+
+
+@real
 def test_closing(broker):
     before = set(threading.enumerate())
     north = post(broker, NORTH)

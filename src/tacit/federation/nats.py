@@ -3,6 +3,9 @@
 A letter is bytes, and larger ones travel in pieces. Nothing here says whether a letter is genuine or was answered:
 whoever sends one signs it, and sends it again until there is an answer. The broker vouches only for the subject that a
 letter came on, and so for its sender. Connections go out to the broker, and none come in.
+
+A login proves who has a key, but not on which connection: a broker that a party trusts could pass on the nonce of
+another broker that knows the same key, and log in there in its place. So what a letter says counts by its signature.
 """
 
 from __future__ import annotations
@@ -325,7 +328,7 @@ class Post:
                 if first and time.monotonic() - began + pause > self.patience:
                     raise TacitError(why) from None
                 if why != self._away and not first:
-                    LOG.warning("%s It is tried again.", why)
+                    LOG.log(logging.WARNING if hopeless else logging.INFO, "%s It is tried again.", why)
                 self._away = why
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, PAUSES[1])
