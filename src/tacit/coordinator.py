@@ -144,8 +144,7 @@ class Coordinator:
             if isinstance(privacy, Sound) and (not privacy.trains or privacy.prior_share):
                 if not all(answer.says["counted"] for answer in facts.values()):
                     self._health("adding up noisy counts")
-                    secured = self.aggregation.for_one_sum()[1] if isinstance(self.aggregation, Secured) else None
-                    self._converse("marginals", lambda: added_counts(len(self.plan.parties), secured))
+                    self._converse("marginals", self._counting)
                 if isinstance(privacy, Sound) and not privacy.trains:
                     return self._end()
             self._agree_on_names(facts)
@@ -263,6 +262,10 @@ class Coordinator:
         _, server = self.aggregation.for_one_sum()
         found = yield from joined_names(count, self.part, server, self._bound)
         return found, [torch.zeros(0, dtype=torch.int64)] * count  # which it does not know
+
+    def _counting(self) -> Talk[None]:
+        how = self.plan.federation.how(self.plan.parties, "relation", {})
+        return added_counts(len(self.plan.parties), how.for_one_sum()[1] if isinstance(how, Secured) else None)
 
     # -- a round -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from tacit.coordinator import Answer, Ask
 from tacit.errors import TacitError
 from tacit.federation.keys import Identity, Roster
-from tacit.federation.letters import Letter
+from tacit.federation.letters import Away, Letter
 from tacit.federation.messages import Refused
 from tacit.participant import Declined, Lost, Participant
 
@@ -59,20 +59,20 @@ class Correspondence:
             for name, ask in asks.items()
         }
         for name, content in sealed.items():
-            self.post.send(name, content)
+            self._send(name, content)
         found: dict[str, Answer] = {}
         end, poke = time.monotonic() + seconds, time.monotonic() + POKE
         while len(found) < len(asks) and (now := time.monotonic()) < end:
             if now >= poke:
                 for name in asks.keys() - found.keys() - self.failed:
-                    self.post.send(name, self._letter("poke", name, run))
+                    self._send(name, self._letter("poke", name, run))
                 poke = now + POKE
             letter = self._next(min(poke, end) - now)
             if letter is None or letter.sender not in asks or letter.sender in found:
                 continue
             if letter.kind == "here" or (letter.kind == "unknown" and self._is_now(letter)):
                 self.failed.discard(letter.sender)
-                self.post.send(letter.sender, sealed[letter.sender])
+                self._send(letter.sender, sealed[letter.sender])
             elif letter.kind == "answer" and self._is_now(letter):
                 if letter.says.get("failed"):
                     LOG.warning("%s cannot go on: its own log says why. It is waited for.", letter.sender)
@@ -88,7 +88,14 @@ class Correspondence:
     def end(self, run: str) -> None:
         """Nothing more will be asked."""
         for name in self.parties:
-            self.post.send(name, self._letter("bye", name, run))
+            self._send(name, self._letter("bye", name, run))
+
+    def _send(self, to: str, letter: bytes) -> None:
+        """What cannot be sent now will be asked for again."""
+        try:
+            self.post.send(to, letter)
+        except Away as error:
+            LOG.warning("%s", error)
 
     def _letter(self, kind: str, to: str, run: str, says: Mapping[str, object] | None = None,
                 messages: Sequence[bytes] = ()) -> bytes:  # fmt: skip
@@ -134,11 +141,16 @@ def attend(
     last, kept, run = (0, 0), b"", ""
     heard, knocked, ended = time.monotonic(), 0.0, 0.0
 
+    def send(letter: bytes) -> bytes:
+        try:
+            post.send(None, letter)
+        except Away as error:  # the coordinator will ask for it again
+            LOG.warning("%s", error)
+        return letter
+
     def write(kind: str, key: tuple[int, int] = (0, 0), says: Mapping[str, object] | None = None,
               messages: Sequence[bytes] = ()) -> bytes:  # fmt: skip
-        sealed = Letter(kind, identity.name, coordinator, run, *key, says or {}, messages).seal(identity)
-        post.send(None, sealed)
-        return sealed
+        return send(Letter(kind, identity.name, coordinator, run, *key, says or {}, messages).seal(identity))
 
     while True:
         now = time.monotonic()
@@ -166,7 +178,7 @@ def attend(
         if letter.kind not in ("ask", "poke") or key < last:
             continue
         if key == last:
-            post.send(None, kept)
+            send(kept)
             continue
         if letter.kind == "poke":
             write("unknown", key)

@@ -182,7 +182,8 @@ class Plan:
             *sections, last = name.split(".")
             inner = values
             for section in sections:
-                inner = inner[section] = dict(inner[section])
+                inner[section] = dict(inner[section])
+                inner = inner[section]
             inner.pop(last, None)
         return {"recipe": self.recipe, "parties": list(self.parties), "settings": values}
 

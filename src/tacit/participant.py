@@ -289,7 +289,8 @@ class Participant:
                          {"schema": "tacit.counts/1"})  # fmt: skip
         tensors, _ = load_tensors(own_file)
         own = Marginals(tensors["tails"], tensors["heads"], float(tensors["deviation"]))
-        member = self.aggregation.for_one_sum()[0][self.number] if isinstance(self.aggregation, Secured) else None
+        how = self.plan.federation.how(self.plan.parties, "relation", {self.number: self.identity}, self.roster)
+        member = how.for_one_sum()[0][self.number] if isinstance(how, Secured) else None
         found = yield from told_counts(self.graph, own, self.number, member)
         made = stacked([found], self.run.settings.training.reciprocal)
         save_tensors(self._counts_file, {"tails": made.tails, "heads": made.heads}, {"schema": "tacit.counts/1"})

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tacit.errors import TacitError
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import Message, Refused
 
@@ -26,6 +27,10 @@ KINDS = ("here", "ask", "poke", "answer", "unknown", "bye")
 know of it (unknown). bye: the server needs nothing more."""
 FIELDS = {"run": str, "life": int, "number": int, "sender": str, "receiver": str, "kind": str, "says": dict,
           "sizes": list}  # fmt: skip
+
+
+class Away(TacitError):
+    """A letter could not be sent for now: nobody was there to carry it."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from tacit.errors import BadValue, TacitError, excerpt
 from tacit.federation.broker import nkey_of, subject
 from tacit.federation.keys import Identity, fingerprint
+from tacit.federation.letters import Away
 
 LOG = logging.getLogger(__name__)
 CHUNK = 256 << 10
@@ -434,7 +435,7 @@ class Post:
                 async with asyncio.timeout(self.patience):
                     await self._up.wait()
             except TimeoutError:
-                raise TacitError(
+                raise Away(
                     f"The letter was not sent: for {self.patience:g} seconds there was no broker. "
                     f"{self._away or f'The connection to {self.address} was lost.'}"
                 ) from None
@@ -451,7 +452,7 @@ class Post:
                 raise fault
             await asyncio.wait({client._reading_task}, timeout=1)  # and `_up` is cleared
             await asyncio.sleep(0)
-        raise TacitError(
+        raise Away(
             f"The letter was not sent: {TRIES} times the connection to {self.address} broke in the middle of it."
         )
 

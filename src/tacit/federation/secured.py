@@ -131,8 +131,11 @@ class Secured(Aggregation):
             roster = Roster.begin(keeper)
             for identity in identities.values():
                 roster = roster.enrol(keeper, identity.name, identity.public)
-        assert roster is not None
-        sides = {number: Side(Member(number, one, roster, terms)) for number, one in identities.items()}
+        sides = {}
+        for number, one in identities.items():
+            if roster is None:
+                raise TacitError("parties that have keys need the roster that says whose they are")
+            sides[number] = Side(Member(number, one, roster, terms))
         return Secured(
             inner=inner, server=Summing(terms), sides=sides, fixed=FixedPoint(limit, len(names)), least=least
         )
