@@ -73,6 +73,7 @@ class Purpose(IntEnum):
     NOISE_SELECT = 18
     NOISE_COUNTS = 19
     CONTENT = 20
+    NOISE_SIGNAL = 21
 
 
 def philox(

@@ -45,6 +45,19 @@ def write_whole(path: Path, data: bytes, mode: int | None = 0o600) -> None:
         raise
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a journal, on the disk before this returns. A last line that was cut off was none yet, and goes."""
+    new = not path.exists()
+    with open(path, "ab") as file:
+        whole = path.read_bytes()
+        file.truncate(whole.rfind(b"\n") + 1)
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make sure that a new file's name is on the disk too."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -80,6 +80,9 @@ class Setup:
                 raise TacitError("a party has names that none of its triples has: they cannot be pooled")
         if settings.privacy.sound and recipe == "central":
             raise TacitError("pooled triples are seen by whoever pools them: privacy is for parties that keep theirs")
+        if getattr(settings.privacy, "adaptive", False):
+            raise TacitError("a noise schedule that follows a signal is kept below its cap for one party's training "
+                             '(tacit train): in a federation set privacy.noise_follows = "steps"')  # fmt: skip
         if getattr(settings.privacy, "vectors", False):
             raise TacitError("noisy counts as vectors are one party's: leave out privacy.vectors in a federation")
         if recipe in NEEDS_PRIVACY and not settings.privacy.sound:

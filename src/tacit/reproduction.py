@@ -59,6 +59,8 @@ LOG = logging.getLogger(__name__)
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
 LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement", "keys")
 """Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
+LATER_PRIVACY = ("noise_follows", "noise_least", "signal_sigma")
+"""The same of private training."""
 TARGETS = (0.2, 0.4)
 """Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""
 
@@ -173,6 +175,9 @@ class Cell:
         for key in ("device", "kernel", "checkpoint_every"):
             del settings["training"][key]
         del settings["name"]
+        for key in LATER_PRIVACY:
+            if settings.get("privacy", {}).get(key, ...) == getattr(Sound, key):
+                del settings["privacy"][key]
         given = [part.fingerprint for part in graph] if isinstance(graph, Parties) else graph.fingerprint
         whole: list[Any] = [settings, given]
         if self.federation is not None:

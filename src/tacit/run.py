@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import platform
 import re
 import sys
@@ -31,7 +30,7 @@ from tacit.draws import Secret
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import Metrics
 from tacit.examples import Examples
-from tacit.folders import PRIVATE, new_folder, read_json, seal, sync_folder, write_json
+from tacit.folders import PRIVATE, append_line, new_folder, read_json, seal, write_json
 from tacit.graph import Graph, Split, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Tables
@@ -39,10 +38,11 @@ from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.negatives import PublicPairs
 from tacit.prediction import Format, Prediction, export, predict
-from tacit.privacy.events import Spent, joined, less
+from tacit.privacy.events import Gaussian, Segment, Spent, joined, less
 from tacit.privacy.marginals import Marginals
-from tacit.privacy.plan import Position, again, releases, solved, statement
+from tacit.privacy.plan import Position, again, cap_of, releases, solved, statement
 from tacit.privacy.privatizers import Confidential, Sound
+from tacit.privacy.schedule import USED_UP, Cap, Ledger, check_signal
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated
@@ -50,6 +50,8 @@ from tacit.training import Event, Fit, chosen_device, evaluated
 LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.run/1"
 CONFIG, SHAREABLE = "config.json", "shareable"
+SPENT = "spent.jsonl"
+"""In private/: the ledger of a training whose noise follows a signal."""
 
 
 class Run:
@@ -65,6 +67,7 @@ class Run:
         self.best_epoch: int | None = None
         self._model: Model | None = None
         self._claim: dict[str, Any] | None = None
+        self._charged: Ledger | None = None
 
     @staticmethod
     def open(path: str | Path) -> Run:
@@ -180,8 +183,12 @@ class Run:
                 if self.path is not None and not self._counts_file.is_file():
                     self._begin(0)
                     begun = True
+                if self._ledger is not None and (self.path is None or not self._counts_file.is_file()):
+                    assert privacy.prior_sigma is not None
+                    if not self._ledger.charge("counts", 0, [Segment(Gaussian(privacy.prior_sigma))]):
+                        raise TacitError(USED_UP)
                 prior = self._counts().prior(twice)
-        fit = Fit(self.settings, [self.graph], prior=prior)
+        fit = Fit(self.settings, [self.graph], prior=prior, ledger=self._ledger)
         if self.path is None:
             fit.run(on_event)
             return self._end(fit.model(), int(fit.best_epoch[0]))
@@ -244,6 +251,18 @@ class Run:
             Holding.load(self.budget).settle(quotes[0]["number"], self._spent([]))
 
     @property
+    def _ledger(self) -> Ledger | None:
+        """What noise that follows a signal is charged to; None: it does not."""
+        privacy = self.settings.privacy
+        if isinstance(privacy, Sound) and privacy.adaptive and self._charged is None:
+            simulated = privacy.noise == "seeded"
+            if self.path is None:
+                self._charged = Ledger(cap_of(self.settings, self.graph), simulated=simulated)
+            else:
+                self._charged = Ledger.open(self.path / PRIVATE / SPENT, simulated=simulated)
+        return self._charged
+
+    @property
     def _counts_file(self) -> Path:
         assert self.path is not None
         return self.path / PRIVATE / "counts.safetensors"
@@ -276,14 +295,23 @@ class Run:
         if not isinstance(self.settings.privacy, Sound):
             return NOT_PRIVATE
         quotes = self._quotes()
-        return statement(self.settings, [self.spent], holders=self.holders, budget=quotes[-1] if quotes else None)
+        budget = quotes[-1] if quotes else None
+        return statement(self.settings, [self.spent], holders=self.holders, budget=budget, ledger=self._ledger)
 
     @property
     def spent(self) -> Spent:
-        """All that this run releases, with what it may have released before it was interrupted."""
+        """All that this run releases, with what it may have released before it was interrupted.
+
+        Where noise follows a signal: what it may have released so far. Only the cap is a guarantee then.
+        """
+        if self._ledger is not None:
+            return self._ledger.spent()
         return self._spent([] if self.path is None else positions(self.path))
 
     def _spent(self, starts: Sequence[Position]) -> Spent:
+        """What a holding pays for: all that is released after such starts, or the whole cap, once."""
+        if self._ledger is not None:
+            return (self._ledger.cap.reserved(),)
         training, graphs = self.settings.training, [self.graph]
         every = training.checkpoint_every or self.settings.evaluation.every
         return joined([*releases(self.settings, graphs)[0], *again(self.settings, graphs, starts, every)[0]])
@@ -326,16 +354,7 @@ class Run:
 
 def note(path: Path, kind: Literal["start", "saved"], epochs: int) -> None:
     """Write down where a private training begins or goes on, before it takes a step, and where it was saved."""
-    where = path / PRIVATE / "positions"
-    new = not where.exists()
-    with open(where, "ab") as file:
-        whole = where.read_bytes()
-        file.truncate(whole.rfind(b"\n") + 1)  # a line that was cut off was none yet
-        file.write(f"{kind} {epochs}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if new:
-        sync_folder(where.parent)
+    append_line(path / PRIVATE / "positions", f"{kind} {epochs}".encode())
 
 
 def positions(path: Path) -> list[Position]:
@@ -386,9 +405,12 @@ def create(
     chosen_device(settings.training.device)
     _check(graph, settings)
     asked = getattr(settings.privacy, "epsilon", None)
-    settings = solved(settings, [graph], limits=_limits(settings, budget))
+    limits = _limits(settings, budget)
+    settings = solved(settings, [graph], limits=limits)
+    adaptive = isinstance(settings.privacy, Sound) and settings.privacy.adaptive
+    cap = cap_of(settings, graph, limits) if adaptive else None
     if budget is not None and asked is not None:
-        _check_enough(settings, graph, asked, budget)
+        _check_enough(settings, graph, asked, budget, cap)
     held = locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
     with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
@@ -397,6 +419,8 @@ def create(
         (folder / SHAREABLE).mkdir()
         save_graph(private / "graph.safetensors", graph)
         (private / "metrics.jsonl").touch()
+        if cap is not None:
+            Ledger.begin(private / SPENT, cap)
         write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
         write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
         seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "budget": budget, "holders": holders,
@@ -408,12 +432,13 @@ ENOUGH = 0.75
 """The share of an epsilon that a holding has to pay: its record is kept by a coarser bound than a run's own."""
 
 
-def _check_enough(settings: Settings, graph: Graph, asked: float, budget: str) -> None:
+def _check_enough(settings: Settings, graph: Graph, asked: float, budget: str, cap: Cap | None) -> None:
     """Refuse a run that would get far less than it asks for, and be full of noise for it."""
-    from tacit.privacy.accountant import epsilon
+    from tacit.privacy.accountant import converted, epsilon
 
     assert isinstance(settings.privacy, Sound)
-    found = epsilon(releases(settings, [graph])[0], settings.privacy.delta)
+    delta = settings.privacy.delta
+    found = converted(cap.order, cap.divergence, delta) if cap else epsilon(releases(settings, [graph])[0], delta)
     if found < ENOUGH * asked:
         raise TacitError(
             f"the holding {budget!r} has too little left for epsilon {asked:g}: what is left pays for epsilon "
@@ -443,6 +468,8 @@ def _check(graph: Graph, settings: Settings) -> None:
             'negatives.name = "public-pairs" needs a list of public pairs, which a run has no place for yet'
         )
     Examples.check_size(graph, settings.training, settings.negatives)
+    if isinstance(settings.privacy, Sound):
+        check_signal(settings.privacy, graph)
 
 
 NOT_PRIVATE: dict[str, Any] = {

@@ -27,7 +27,7 @@ from tacit.models.bilinear import RESCAL
 from tacit.models.translational import TransE
 from tacit.negatives import NEGATIVES, Independent, Negatives
 from tacit.optimizers import OPTIMIZERS, Adam, Optimizer
-from tacit.privacy.privatizers import DEFAULT, PRIVATIZERS, Marginals, NoPrivacy, Privatizer
+from tacit.privacy.privatizers import DEFAULT, PRIVATIZERS, Marginals, NoPrivacy, Privatizer, Sound
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LARGEST = 1 << 48
@@ -125,6 +125,11 @@ class Settings:
             raise BadValue('training.reciprocal asks for both sides: set negatives.sides = "both"')
         if self.privacy.sound and self.privacy.trains and (reasons := self.refusals()):
             raise BadValue(f"this may not be done under privacy: {'; '.join(reasons)}")
+        if isinstance(self.privacy, Sound) and self.privacy.adaptive and self.evaluation.every >= self.training.epochs:
+            raise BadValue(
+                "a schedule that follows a signal looks at it every evaluation.every epochs: set that below "
+                f"training.epochs, which is {self.training.epochs}"
+            )
         if isinstance(self.privacy, Marginals) and self.privacy.vectors and self.training.reciprocal:
             raise BadValue("noisy counts as vectors have no inverse relations: set training.reciprocal = false")
         if isinstance(self.privacy, Marginals) and self.privacy.vectors and type(self.scorer) is not RESCAL:

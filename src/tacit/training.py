@@ -77,6 +77,8 @@ class Fit:
         Other than the settings'.
     weights
         Relation weights for a scorer that needs statistics; default: from the parties' own training triples.
+    ledger
+        What noise that follows a signal is charged to (`tacit.privacy.schedule.Ledger`).
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Fit:
         pairs: Sequence[np.ndarray] | None = None,
         kernel: str | None = None,
         device: str | None = None,
+        ledger: Any = None,
     ):
         for graph in graphs:
             if not len(graph.train):
@@ -137,10 +140,17 @@ class Fit:
         self.best_mrr, self.best_epoch = np.full(parties, -np.inf), np.zeros(parties, np.int64)
         self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
         self.private: Any = None
+        self.schedule: Any = None
         if isinstance(settings.privacy, Sound):
             from tacit.privacy.steps import PrivateSteps
 
             self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs)
+            if settings.privacy.adaptive:
+                from tacit.privacy.schedule import Schedule
+
+                if ledger is None or len(graphs) != 1:
+                    raise TacitError("noise that follows a signal is for one party, whose run keeps a ledger of it")
+                self.schedule = Schedule(self.private, self.graphs[0], ledger, settings)
 
     def prepare(self) -> float:
         """Compile what has to be compiled, if that was not done yet; seconds. A first epoch does it too.
@@ -209,6 +219,8 @@ class Fit:
     def _private_epoch(self, wanted: np.ndarray, began: float) -> EpochReport:
         """As many steps as everybody may know an epoch to have; a step without examples is one too."""
         cohort, private, limit = self.cohort, self.private, self.settings.training.steps
+        if self.schedule is not None:
+            self.schedule.check_paid()
         private.begin(self.settings.dim, self.total_epochs or self.settings.training.epochs, limit)
         total, count = torch.zeros(2, len(self.layout), dtype=torch.float64, device=self.device)
         number = 0
@@ -292,6 +304,7 @@ class Fit:
         save_every = training.checkpoint_every or evaluation.every
         on_event({"event": "kernels", "name": self.kernel_name, "seconds": None})
         on_event({"event": "kernels", "name": self.kernel_name, "seconds": self.prepare()})
+        self._pay_to_go_on(checkpoint)
         while not self.finished.all():
             report = self.epoch()
             number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()
@@ -300,6 +313,11 @@ class Fit:
             done = self.cohort.epochs.cpu().numpy() >= training.epochs
             if training.steps is not None:
                 done |= steps >= training.steps
+            if self.schedule is not None and not done.all():
+                if number % evaluation.every == 0:
+                    self.check_rows()
+                    on_event({"event": "signal", "epoch": number} | self.schedule.look(self.model(best=False)))
+                done |= not self.schedule.pays()
             # As each would alone: all at their validations, and whoever ends here at its end.
             due = (self.cohort.epochs.cpu().numpy() % evaluation.every == 0) | done
             if (due & ~self.finished).any():
@@ -315,6 +333,19 @@ class Fit:
                 self.check_rows()
                 checkpoint()
 
+    def _pay_to_go_on(self, checkpoint: Callable[[], None] | None) -> None:
+        """Charge the first epoch to the cap, where there is one; end here if that does not allow it any more."""
+        if self.schedule is None or self.finished.all() or self.schedule.pays():
+            return
+        if not int(self.cohort.epochs.max()):
+            from tacit.privacy.schedule import USED_UP
+
+            raise TacitError(USED_UP)
+        self.validate()
+        self.finished[:] = True
+        if checkpoint is not None:
+            checkpoint()
+
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
@@ -324,6 +355,8 @@ class Fit:
         early |= {"finished": self.finished}
         if self.private is not None and self.private.mask is not None:
             kept["private.mask"] = self.private.mask
+        if self.schedule is not None:
+            kept |= self.schedule.state()
         return self.cohort.state() | kept | {name: torch.from_numpy(array.copy()) for name, array in early.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -335,6 +368,8 @@ class Fit:
         if self.private is not None:
             self.private.new_key()
             self.private.mask = state["private.mask"].to(self.device) if "private.mask" in state else None
+        if self.schedule is not None:
+            self.schedule.load(state)
         for name, tensor in self.best.tensors().items():
             tensor.copy_(state[f"best.{name}"])
         for name in ("best_mrr", "best_epoch", "waited", "finished"):

@@ -33,6 +33,8 @@ FACTOR = 3.0
 """Of the general amplification's terms from the third on: the form with a complete proof."""
 CAREFUL = 1e-3
 """How close, relatively, a calibrated noise comes to the least that is enough."""
+CLOSE = 1 - 1e-9
+"""Of a cap: room for the rounding of whoever adds it up elsewhere."""
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e7
 
 
@@ -169,7 +171,8 @@ def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float
         finally:
             logger.setLevel(level)
         found = np.asarray(accountant._rdp, float)
-        return tuple(np.where(np.isnan(found), np.inf, found).tolist())
+        # Rounding never makes a step that gives budget back.
+        return tuple(np.where(np.isnan(found), np.inf, np.maximum(found, 0.0)).tolist())
     return tuple(
         amplified(int(order), event.rate, lambda k: event.rho * k) if order == int(order) and 2 <= order <= 128
         else math.inf
@@ -230,6 +233,33 @@ class HeldBy(Target):
     def holds(self, more: Sequence[Segment]) -> bool:
         """Whether so many such releases stay within it."""
         return super().holds(more) and held_by([joined(more)], self.holders, self.delta)[0] <= self.epsilon
+
+
+@dataclass(frozen=True)
+class Capped(Target):
+    """The same for releases that follow earlier ones: a filter keeps them below one order's divergence.
+
+    The order is chosen before anything is released; with limits it is theirs.
+    """
+
+    def budgets(self) -> list[tuple[float, float]]:
+        """Each (order, divergence) that gives no more than the epsilon; at least one."""
+        left = dict(self.limits) if self.limits else dict.fromkeys(ORDERS, math.inf)
+        found = [(order, CLOSE * min(most, allowed(order, self.epsilon, self.delta))) for order, most in left.items()]
+        if not (found := [(order, most) for order, most in found if most > 0]):
+            raise TacitError(
+                f"nothing can be released for epsilon {self.epsilon:g} at delta {self.delta:g}: one of them is too "
+                "small, or nothing is left of the holding"
+            )
+        return found
+
+    def holds(self, more: Sequence[Segment]) -> bool:
+        """Whether there is an order at which these releases too stay within it."""
+        whole = joined([*self.before, *more])
+        if any(isinstance(segment.event, SampledCurve) for segment in whole):
+            return False
+        orders, most = zip(*self.budgets(), strict=True)
+        return bool((curve(whole, orders=orders, group=self.group) <= most).any())
 
 
 def noise_for(target: Target, release: Callable[[float], Sequence[Segment]]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from tacit.graph import Graph
 from tacit.privacy.events import Spent, joined
 from tacit.privacy.privatizers import Confidential, Sound
+from tacit.privacy.schedule import Cap, Ledger, cap_for, noise_of_looks
 from tacit.privacy.steps import public_numbers
 from tacit.settings import Settings
 
@@ -19,6 +20,10 @@ NOT_COVERED = (
     "about how many triples there are, to one or two digits, unless privacy.size is a public number",
     "the choice of settings: trying several on the same triples costs each time",
     "what the owner does with the metrics in private/: they are computed from the triples without noise",
+)
+CAPPED = (
+    "The noise followed a signal, so the epsilon is a cap that was fixed before training: nothing was released that "
+    "would have exceeded it, and what was used, which is less, is no guarantee."
 )
 WITHOUT_BUDGET = "other trainings on the same triples: no holding keeps account of them (tacit budget open)"
 
@@ -47,7 +52,18 @@ def solved(
     if not isinstance(privatizer, Sound):
         return settings
     rates, steps = steps_of(settings, graphs, epochs) if privatizer.trains else ([1.0], [0])
-    return replace(settings, privacy=privatizer.solved(rates, steps, limits, holders))
+    settings = replace(settings, privacy=(found := privatizer.solved(rates, steps, limits, holders)))
+    if found.noise_follows == "paid" and found.signal_sigma is None:
+        sigma = noise_of_looks(settings, cap_of(settings, graphs[0], limits))
+        settings = replace(settings, privacy=replace(found, signal_sigma=sigma))
+    return settings
+
+
+def cap_of(settings: Settings, graph: Graph, limits: Sequence[Sequence[float]] = ()) -> Cap:
+    """The cap of a training whose noise follows a signal. `limits`: what is left of a holding."""
+    assert isinstance(settings.privacy, Sound)
+    _, rates, _ = public_numbers(settings.privacy, [graph], settings.training.batch)
+    return cap_for(settings.privacy, rates[0], limits)
 
 
 def releases(settings: Settings, graphs: Sequence[Graph], *, epochs: int | None = None) -> list[Spent]:
@@ -94,12 +110,17 @@ def again(
 
 
 def statement(
-    settings: Settings, spent: Sequence[Spent], *, holders: int = 1, budget: dict[str, Any] | None = None
+    settings: Settings,
+    spent: Sequence[Spent],
+    *,
+    holders: int = 1,
+    budget: dict[str, Any] | None = None,
+    ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """What is guaranteed, as `shareable/privacy.json` has it: computed from the releases, never from what was asked.
 
     `holders`: how many parties hold the same triple at most, as everybody may know. Parties whose triples are disjoint
-    do not add up.
+    do not add up. `ledger`: of noise that followed a signal; what is guaranteed then is its cap, not what was used.
     """
     from tacit.privacy.accountant import held_by
 
@@ -107,11 +128,15 @@ def statement(
     assert isinstance(privatizer, Sound)
     simulated, missing = privatizer.noise == "seeded", False
     try:
-        found = held_by(spent, holders, privatizer.delta)
+        found = held_by(spent, holders, privatizer.delta) if ledger is None else [ledger.epsilon(privatizer.delta)]
     except ModuleNotFoundError:
         found, missing = [], True
     unit = "one triple" if privatizer.unit == "triple" else f"one group of at most {privatizer.group} triples"
     whose = "of those marked confidential" if isinstance(privatizer, Confidential) else "of a party's training triples"
+    if privatizer.noise_follows == "paid":
+        whose += (
+            ", in training or validation" if isinstance(privatizer, Confidential) else ", or of its validation triples"
+        )
     claim = {
         "guarantee": "none: a simulation" if simulated else "differential privacy",
         "epsilon": None if simulated or missing else max(found),
@@ -128,6 +153,11 @@ def statement(
         "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])],
         "budget": budget,
     }
+    if ledger is not None:
+        order, most = ledger.cap.order, ledger.cap.divergence
+        claim["accountant"] = "a filter of Renyi divergences (Feldman and Zrnic 2021), by dp-accounting"
+        claim["cap"] = {"order": order, "divergence": most, "why": CAPPED}
+        claim["signal"] = [segment.json() for segment in ledger.spent(signal=True)]
     if missing:
         claim["why"] = "dp-accounting is not installed here; where it is, opening the run says what it costs."
     elif simulated:
@@ -144,6 +174,7 @@ def in_words(claim: dict[str, Any]) -> str:
         shown = claim.get("simulated_epsilon")
         return f"A simulation: no guarantee. With secret noise: epsilon {shown:.3g} at delta {claim['delta']:g}."
     return (
-        f"Private: epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g} for {claim['unit']}. "
+        f"Private: epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g} for {claim['unit']}"
+        f"{', a cap fixed before training by a filter' if 'cap' in claim else ''}. "
         f"Not covered: {'; '.join(claim['not_covered'])}."
     )

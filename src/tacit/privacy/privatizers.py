@@ -67,8 +67,17 @@ class Sound(Privatizer):
         system: from the operating system, and never kept. seeded: a simulation, which protects nothing.
     noise_falls, noise_every
         A fixed schedule: every so many steps the noise is multiplied by this.
+    noise_follows
+        steps: the fixed schedule. public, paid: the noise is multiplied by `noise_falls` each time a signal has not
+        become better, by public triples or by a noisy sum over validation triples (`tacit.privacy.schedule`).
+    noise_least
+        The share of the first noise below which it does not fall by a signal.
+    signal_sigma
+        The noise of the paid signal over its sensitivity; default: what the looks at it may cost in all.
     """
 
+    has_public: ClassVar[bool] = False
+    """Whether some of the triples are public."""
     sound: ClassVar[bool] = True
     epsilon: float | None = None
     delta: float = 1e-5
@@ -86,9 +95,12 @@ class Sound(Privatizer):
     noise: Literal["system", "seeded"] = "system"
     noise_falls: float = 1.0
     noise_every: int = 1000
+    noise_follows: Literal["steps", "public", "paid"] = "steps"
+    noise_least: float = 0.5
+    signal_sigma: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "sigma", "clip", "relation_scale", "prior_sigma"):
+        for name in ("epsilon", "sigma", "clip", "relation_scale", "prior_sigma", "signal_sigma"):
             if (value := getattr(self, name)) is not None and not (value > 0 and math.isfinite(value)):
                 raise BadValue(f"{name} is a number above 0, not {value}")
         if not 0 < self.delta < 1:
@@ -105,6 +117,37 @@ class Sound(Privatizer):
             raise BadValue(f"noise_falls is above 0 and at most 1, not {self.noise_falls}")
         if self.epsilon is None and self.sigma is None:
             raise BadValue("say how much may be spent (privacy.epsilon), or which noise to take (privacy.sigma)")
+        if not 0 < self.noise_least <= 1:
+            raise BadValue(f"noise_least is above 0 and at most 1, not {self.noise_least}")
+        if self.signal_sigma is not None and self.noise_follows != "paid":
+            raise BadValue('signal_sigma is for privacy.noise_follows = "paid"')
+        if self.adaptive and (reason := self._no_signal()):
+            raise BadValue(reason)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the noise follows what was released before."""
+        return self.noise_follows != "steps"
+
+    def _no_signal(self) -> str | None:
+        """Why the noise cannot follow the signal that is asked for."""
+        if not self.trains:
+            return 'nothing is trained whose noise could fall: set privacy.noise_follows = "steps"'
+        if self.epsilon is None:
+            return "a schedule that follows a signal ends where a cap does: set privacy.epsilon"
+        if self.noise_falls == 1:
+            return "say what the noise is multiplied by when the signal stays: privacy.noise_falls below 1"
+        if self.noise_follows == "public" and not self.has_public:
+            return (
+                "nothing is public here that a schedule could follow: mark statements (tacit data mark) and set "
+                'privacy.name = "confidential", or set privacy.noise_follows to "paid" or "steps"'
+            )
+        if self.noise_follows == "paid" and self.unit == "group":
+            return (
+                "a group may have triples in training and in validation, and the paid signal is counted by triples: "
+                'set privacy.unit = "triple", or privacy.noise_follows = "steps"'
+            )
+        return None
 
     # -- what it costs -------------------------------------------------------------------------------------------------
 
@@ -132,17 +175,19 @@ class Sound(Privatizer):
         """How many steps an epoch has that goes through so many batches of protected triples."""
         return batches
 
-    def multiplier(self, step: int) -> float:
-        """The noise of a step, by the fixed schedule."""
+    def multiplier(self, step: int, falls: int = 0) -> float:
+        """The noise of a step, by the fixed schedule, or after it has fallen so many times by a signal."""
         assert self.sigma is not None
+        if self.adaptive:
+            return self.sigma * max(self.noise_least, self.noise_falls**falls)
         return self.sigma * self.noise_falls ** (step // self.noise_every)
 
-    def segments(self, rate: float, first: int, last: int) -> Spent:
+    def segments(self, rate: float, first: int, last: int, falls: int = 0) -> Spent:
         """What steps first to last (not included) release, at a sampling rate."""
-        register, step = Register(), first
+        register, step, constant = Register(), first, self.noise_falls == 1 or self.adaptive
         while step < last:
-            end = last if self.noise_falls == 1 else min(last, (step // self.noise_every + 1) * self.noise_every)
-            event = self.event(rate, self.multiplier(step))
+            end = last if constant else min(last, (step // self.noise_every + 1) * self.noise_every)
+            event = self.event(rate, self.multiplier(step, falls))
             register.steps(self.private_steps(step), self.private_steps(end), event)
             step = end
         return register.spent
@@ -168,14 +213,14 @@ class Sound(Privatizer):
 
         `holders`: how many parties hold the same triple at most.
         """
-        from tacit.privacy.accountant import HeldBy, Target, noise_for
+        from tacit.privacy.accountant import Capped, HeldBy, Target, noise_for
 
         if self.epsilon is None:
             if any(getattr(self, name) is None for name in self.shares()):
                 raise BadValue("without privacy.epsilon the noise of every release has to be given")
             return self
         left = tuple((a, b) for a, b in limits)
-        target = Target(self.epsilon, self.delta, limits=left)
+        target = (Capped if self.adaptive else Target)(self.epsilon, self.delta, limits=left)
         if holders > 1:
             target = HeldBy(self.epsilon, self.delta, limits=left, holders=holders)
         chosen = self
@@ -262,6 +307,7 @@ class Confidential(Sound):
     triples are protected; unrestricted ones are public.
     """
 
+    has_public: ClassVar[bool] = True
     public_ratio: float = 1.0
 
     def __post_init__(self) -> None:

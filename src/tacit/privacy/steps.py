@@ -79,6 +79,8 @@ class PrivateSteps:
     ----------
     rates, per_epoch, batch
         Of each party: the sampling rate, the steps of an epoch, the expected size of a batch. Public.
+    falls
+        How many times the noise has fallen by a signal (`tacit.privacy.schedule`).
     """
 
     def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph]):
@@ -96,6 +98,7 @@ class PrivateSteps:
         self.divisor = torch.tensor(self.batch, dtype=torch.float32, device=self.device)
         self.clip = torch.full((len(graphs),), privatizer.clip, device=self.device)
         self.mask: Tensor | None = None
+        self.falls = 0
         if isinstance(privatizer, Confidential):
             public = [np.flatnonzero(~_confidential(graph)) for graph in graphs]
             sizes = np.array([len(rows) for rows in public])
@@ -211,7 +214,7 @@ class PrivateSteps:
     def _finish(self, active: Tensor, rows: Tensor) -> None:
         """Noise and the optimizer; it also ends a step without examples."""
         cohort, privatizer = self.cohort, self.privatizer
-        sigma = [privatizer.multiplier(step) for step in cohort.steps.tolist()]
+        sigma = [privatizer.multiplier(step, self.falls) for step in cohort.steps.tolist()]
         kept = self.mask
         if isinstance(privatizer, AdaFEST):
             apart = [privatizer.apart(each) for each in sigma]
