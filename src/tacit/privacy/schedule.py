@@ -243,6 +243,13 @@ def reciprocal_ranks(model: Model, asked: Questions, memory_mb: float) -> Any:
     return (1.0 / found).reshape(2, -1).mean(0)
 
 
+def exact_sum(numbers: Any) -> float:
+    """The sum of numbers in [0, 1], each rounded down to a multiple of 2**-30 so that no sum of them is rounded: one
+    more or less moves it by 1 at most, to the last bit.
+    """
+    return float(np.floor(numbers * 2.0**30).sum() * 2.0**-30)
+
+
 class Schedule:
     """When the noise of a training falls, and how long its cap lasts.
 
@@ -307,7 +314,7 @@ class Schedule:
             raise TacitError("the noise of this training has not been solved for yet")
         if not self.ledger.charge("signal", step, [Segment(Gaussian(sigma))]):
             return None
-        exact = float(reciprocal_ranks(model, self.asked, memory_mb).sum())
+        exact = exact_sum(reciprocal_ranks(model, self.asked, memory_mb))
         noise = self.private.secret.normal(Purpose.NOISE_SIGNAL, self.private.layout.numbers[0], step, 1)
         return exact + sigma * float(noise[0])
 
