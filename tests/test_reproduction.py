@@ -16,6 +16,7 @@ from tacit.cli import app
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
 from tacit.reproduction import Cell, Results, main, read_cells, reproduce
+from tacit.settings import Settings
 from tacit.tensors import save_graph
 
 GRAPH = clinic("small")[0]
@@ -117,6 +118,17 @@ def test_device_and_kernels_are_not_what_sets_cells_apart(table):
     [other] = read_cells(table, "small", ["a-transe"])
     assert cell.fingerprint(GRAPH) != other.fingerprint(GRAPH)
     assert cell.fingerprint(GRAPH) != cell.fingerprint(clinic("small")[1])
+
+
+def test_settings_that_came_later_leave_kept_results_as_they_are():
+    """Fingerprints as they were before noise could follow a signal."""
+    for privacy, before in (
+        ({"name": "dpsgd", "epsilon": 2.0}, "7a9ab48bed293631"),
+        ({"epsilon": 1.0}, "96cbb2cae775a84f"),
+        ({"name": "dpsgd", "epsilon": 2.0, "noise_least": 0.4}, None),
+    ):
+        cell = Cell("n", "t", "d", "", Settings.make({"privacy": privacy}), None, {})
+        assert (cell.fingerprint(GRAPH) == before) == (before is not None)
 
 
 def test_results_are_only_added_to(tmp_path):

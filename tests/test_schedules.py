@@ -315,7 +315,7 @@ def test_a_training_whose_noise_falls(tmp_path, follows, noises, monkeypatch):
     assert "cap" in claim["cap"]["why"]
     assert "a cap fixed before training by a filter" in in_words(claim)
     assert len(claim["signal"]) == (follows == "paid")
-    assert ("validation" in claim["unit"]) == (follows == "paid")
+    assert ("validation" in claim["unit"]) == ("in one of the splits" in claim["neighbours"]) == (follows == "paid")
     assert (tmp_path / "run" / "shareable" / "model.safetensors").is_file()
     opened = Run.open(tmp_path / "run")
     assert (opened.epsilon, opened.spent) == (run.epsilon, run.spent)

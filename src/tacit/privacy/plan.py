@@ -137,12 +137,13 @@ def statement(
         whose += (
             ", in training or validation" if isinstance(privatizer, Confidential) else ", or of its validation triples"
         )
+    within = "in one of the splits, " if privatizer.noise_follows == "paid" else ""
     claim = {
         "guarantee": "none: a simulation" if simulated else "differential privacy",
         "epsilon": None if simulated or missing else max(found),
         "delta": privatizer.delta,
         "unit": f"{unit} {whose}",
-        "neighbours": f"graphs that differ by {unit}, more or less, over the same names",
+        "neighbours": f"graphs that differ by {unit}, more or less, {within}over the same names",
         "mechanism": settings.json()["privacy"],
         "accountant": "dp-accounting: the smaller of PLD and RDP",
         "by_party": [None if simulated else each for each in found],
