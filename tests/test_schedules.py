@@ -28,7 +28,7 @@ from tacit.models import SCORERS, Layout, Tables
 from tacit.models.model import Model
 from tacit.privacy.accountant import allowed, converted
 from tacit.privacy.events import Gaussian, Segment
-from tacit.privacy.plan import cap_of, in_words, solved
+from tacit.privacy.plan import cap_of, in_words, solved, statement
 from tacit.privacy.privatizers import DPSGD, Confidential
 from tacit.privacy.schedule import Cap, Ledger, Schedule, cap_for, exact_sum, questions, reciprocal_ranks
 from tacit.privacy.steps import public_numbers
@@ -344,6 +344,8 @@ def test_steps_that_were_not_charged_are_refused():
     ledger = Ledger(cap_of(given, PLAIN))
     with pytest.raises(TacitError, match="ledger"):
         Fit(given, [PLAIN], device="cpu")
+    with pytest.raises(TacitError, match="ledger"):
+        statement(given, [()])
     with pytest.raises(TacitError, match="one party"):
         Fit(given, [PLAIN, PLAIN], device="cpu", ledger=ledger)
     fit = Fit(given, [PLAIN], device="cpu", ledger=ledger)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tacit.errors import TacitError
 from tacit.graph import Graph
 from tacit.privacy.events import Spent, joined
 from tacit.privacy.privatizers import Confidential, Sound
@@ -126,6 +127,8 @@ def statement(
 
     privatizer = settings.privacy
     assert isinstance(privatizer, Sound)
+    if privatizer.adaptive and ledger is None:
+        raise TacitError("where noise follows a signal, what was released guarantees nothing without its ledger")
     simulated, missing = privatizer.noise == "seeded", False
     try:
         found = held_by(spent, holders, privatizer.delta) if ledger is None else [ledger.epsilon(privatizer.delta)]
