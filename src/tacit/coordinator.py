@@ -81,6 +81,8 @@ class Answer:
 class Exchange(Protocol):
     """What brings questions to parties, by name, and answers back."""
 
+    life: int
+
     def ask(self, run: str, asks: Mapping[str, Ask], seconds: float) -> dict[str, Answer]:
         """Answers of those who gave one in time."""
 
@@ -190,6 +192,7 @@ class Coordinator:
             self.run_id = known["run"]
             if (self.path / PRIVATE / "metrics.json").is_file():
                 raise TacitError(f"{self.path} is finished already: there is nothing to go on with.")
+            self._live()
             return
         self.run_id = secrets.token_hex(16)
         with new_folder(self.path, CONFIG) as folder:
@@ -200,6 +203,14 @@ class Coordinator:
                 (folder / PRIVATE / journal).touch()
             (folder / "health.json").touch()
             seal(folder, CONFIG, SCHEMA, {"plan": self.plan.json(), "run": self.run_id, "tacit": __version__})
+        self._live()
+
+    def _live(self) -> None:
+        """Count how often it was started: letters of an earlier life are not answered any more."""
+        where = self.path / PRIVATE / "lives.json"
+        lives = read_json(where, "tacit.lives/1", {"lives": int})["lives"] if where.is_file() else 0
+        self.exchange.life = lives + 1
+        write_json(where, "tacit.lives/1", {"lives": lives + 1})
 
     def _origin(self, schema: str) -> dict[str, str]:
         return {"schema": schema, "run": self.run_id, "plan": json.dumps(self.plan.json(), sort_keys=True)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +33,10 @@ class Post(Protocol):
     def receive(self, timeout: float) -> tuple[str, bytes] | None: ...
 
 
+class Unheard(TacitError):
+    """Nothing was heard of the coordinator for too long."""
+
+
 @dataclass
 class Correspondence:
     """The coordinator's letters.
@@ -48,6 +52,8 @@ class Correspondence:
     number: int = 0
     refused: int = 0
     """Letters that were none, of no one on the roster, or of another time."""
+    between: Callable[[], None] = lambda: None
+    """What is done now and then while answers are awaited."""
     failed: set[str] = field(default_factory=set)
     """Parties that said that they cannot go on, and were not heard of since."""
 
@@ -64,6 +70,7 @@ class Correspondence:
         end, poke = time.monotonic() + seconds, time.monotonic() + POKE
         while len(found) < len(asks) and (now := time.monotonic()) < end:
             if now >= poke:
+                self.between()
                 for name in asks.keys() - found.keys() - self.failed:
                     self._send(name, self._letter("poke", name, run))
                 poke = now + POKE
@@ -157,7 +164,7 @@ def attend(
         if ended and now - ended > LINGER:
             return
         if now - heard > patience:
-            raise TacitError(f"nothing was heard of {coordinator} for {patience:g} s. What there is is kept: start "
+            raise Unheard(f"nothing was heard of {coordinator} for {patience:g} s. What there is is kept: start "
                              "this again, and it goes on.")  # fmt: skip
         if now - max(heard, knocked) >= KNOCK or not knocked:
             write("here")

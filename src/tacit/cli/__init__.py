@@ -18,6 +18,7 @@ from tacit.cli.data import data
 from tacit.cli.demo import demo
 from tacit.cli.federate import federate
 from tacit.cli.keys import keys
+from tacit.cli.network import join, serve
 from tacit.cli.reproduce import reproduce
 from tacit.errors import TacitError
 
@@ -30,7 +31,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(budget, name="budget")
 app.add_typer(keys, name="keys")
-for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, reproduce):
+for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, serve, join, reproduce):
     app.command()(command)
 
 

@@ -64,7 +64,7 @@ def keys_enrol(
     party = Public.load(pub)
     if heard is not None:
         check_fingerprint(party.public, heard)
-    keeper, _ = _open(keeper_path)
+    keeper, _ = open_key(keeper_path)
     known = Roster.load(roster_path, keeper.public) if roster_path.exists() else Roster.begin(keeper)
     changed = known.enrol(keeper, party.name, party.public)
     if heard is None and not yes:
@@ -95,7 +95,7 @@ def keys_rotate(
     """
     from tacit.federation.keys import Public, Roster, fingerprint, renew
 
-    keeper = None if keeper_path is None else _open(keeper_path)[0]
+    keeper = None if keeper_path is None else open_key(keeper_path)[0]
     if key.suffix == ".pub":
         party = Public.load(key)
         if keeper is None:
@@ -108,7 +108,7 @@ def keys_rotate(
         changed.save(roster_path)
         _tell(f"Rotated the key of {party.name}.", roster_path, changed, as_json)
         return
-    party, pub, kept = renew(key, roster_path, keeper, _open(key)[1])
+    party, pub, kept = renew(key, roster_path, keeper, open_key(key)[1])
     found = {"key": str(key), "pub": str(pub), "old": str(kept), "new": fingerprint(party.public)}
     if not as_json:
         show.say(f"The fingerprint of {party.name} is now {found['new']}")
@@ -129,7 +129,7 @@ def keys_revoke(
     """Refuse a party's key from now on, for ever. The party may be enrolled again with a new one."""
     from tacit.federation.keys import Roster
 
-    keeper, _ = _open(keeper_path)
+    keeper, _ = open_key(keeper_path)
     changed = Roster.load(roster_path, keeper.public).revoke(keeper, name)
     changed.save(roster_path)
     _tell(f"Revoked {name}. It holds wherever this version of the roster is.", roster_path, changed, as_json)
@@ -171,7 +171,7 @@ def _tell(done: str, path: Path, roster: Roster, as_json: bool, found: dict[str,
     show.say(f"{path} is at version {roster.version}: send it to every party.")
 
 
-def _open(path: Path) -> tuple[Identity, str | None]:
+def open_key(path: Path) -> tuple[Identity, str | None]:
     """A private key, with its passphrase if it has one."""
     from tacit.federation.keys import Identity, Locked
 

@@ -280,6 +280,12 @@ class Broker:
             self.stop()
             raise
 
+    def revive(self) -> None:
+        """Start it again, if it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            LOG.warning("the broker has ended, and is started again")
+            self.start()
+
     def stop(self) -> None:
         """Stop the server, if it runs."""
         if self._process is not None:

@@ -1,0 +1,270 @@
+"""`tacit serve` and `tacit join`: a federation whose coordinator and parties are processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tacit.cli import show
+from tacit.cli.federate import bar
+from tacit.cli.keys import open_key
+from tacit.cli.options import (
+    AsJson,
+    Assignments,
+    Columns,
+    DataFolder,
+    Header,
+    RunOut,
+    Separator,
+    SkipBad,
+    one_of,
+    read_any,
+)
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.federated import Plan
+    from tacit.federation.broker import Broker
+    from tacit.federation.keys import Roster
+
+TRY_AGAIN = 3
+"""The exit code of what could not go on for now, and does when it is started again."""
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A TOML file that all have: recipe, parties, and settings.")
+]
+RosterFile = Annotated[Path, typer.Option("--roster", help="Whose key is whose (tacit keys).")]
+OwnKey = Annotated[Path, typer.Option("--key", help="The private key of whoever runs this.")]
+CaFile = Annotated[Path | None, typer.Option("--ca", help="The broker's ca.pem. Needed for tls:// addresses.")]
+Plain = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        help="Without TLS: whoever sees the network reads all that is sent. For a trial on one machine, or where the "
+        "network itself is encrypted.",
+    ),
+]
+
+
+def serve(
+    plan_path: PlanFile,
+    key: OwnKey,
+    roster_path: RosterFile,
+    out_path: RunOut = None,
+    listen: Annotated[str, typer.Option(help="Where the broker listens: address and port.")] = "127.0.0.1:4222",
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name by which parties reach it; may be repeated.")
+    ] = None,
+    broker_address: Annotated[
+        str | None, typer.Option("--broker", help="Use a broker that runs already, such as tls://broker:4222.")
+    ] = None,
+    broker_folder: Annotated[
+        Path | None, typer.Option(help="Where the broker's certificates are. Default: beside --out.")
+    ] = None,
+    ca: CaFile = None,
+    plain: Plain = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all parties before round 1.")] = 600.0,
+    deadline: Annotated[float, typer.Option(help="Seconds that a party has for an answer.")] = 600.0,
+    least: Annotated[
+        int | None, typer.Option(help="Let a round count with so many parties, if others are late. Default: all.")
+    ] = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Coordinate a federation: hold the shared rows, ask the parties, average what they send; and run the broker.
+
+    Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, 3 it could not go on
+    for now.
+    """
+    from tacit.coordinator import Coordinator, Stopped
+    from tacit.correspondence import Correspondence
+    from tacit.federation.broker import Broker
+    from tacit.federation.nats import Post
+
+    plan, identity, roster = _read_plan(plan_path, assignments), open_key(key)[0], _roster(roster_path)
+    out = out_path or Path("runs") / plan.settings.name
+    _warn_plain(plain)
+    with ExitStack() as running, _stops_kindly(f"tacit serve {plan_path} ..."):
+        broker: Broker | None = None
+        if broker_address is None:
+            address, _, port = listen.rpartition(":")
+            if not address or not port.isdigit():
+                raise TacitError(f"--listen is an address and a port, such as 127.0.0.1:4222; not {listen!r}")
+            folder = broker_folder or out.with_name(out.name + "-broker")
+            broker = running.enter_context(Broker(
+                folder, roster, identity.name, plan.parties, federation=plan.settings.name, host=address,
+                port=int(port), hosts=tuple(host or ()), plain=plain,
+            ))  # fmt: skip
+            broker_address, ca = broker.address, broker.ca
+            if not as_json:
+                needs = "" if ca is None else f" --ca {ca.name} (give them {ca})"
+                show.say(f"Parties join by: tacit join {plan_path} GRAPH --broker {broker_address}{needs}")
+        post = running.enter_context(
+            Post(broker_address, identity, plan.settings.name, to=plan.parties, ca=ca, plain=plain)
+        )
+        letters = Correspondence(post, identity, roster, plan.parties)
+        letters.between = _looking_after(broker, roster_path, roster, letters)
+        on_event = running.enter_context(_events(plan, as_json))
+        coordinator = Coordinator(plan, out, letters, wait=wait, deadline=deadline, least=least, on_event=on_event)
+        try:
+            coordinator.run()
+        except Stopped as error:
+            _give_up(error)
+    whole = {split: metrics.json() for split, metrics in coordinator.metrics.items()}
+    if as_json:
+        print(json.dumps({"out": str(out), "metrics": whole, "best_round": coordinator.patience.best_round,
+                          "bytes": {"sent": post.sent_bytes, "received": post.received_bytes}}))  # fmt: skip
+        return
+    if "test" in coordinator.metrics:
+        found = coordinator.metrics["test"]
+        show.say(f"Test MRR {found.mrr:.4f}, Hits@10 {found.hits10:.4f}: the mean of what parties tell of their own.")
+    show.say(f"Kept in {out}.")
+
+
+def join(
+    plan_path: PlanFile,
+    graph_path: Annotated[str, typer.Argument(metavar="GRAPH", help="This party's own graph.")],
+    key: OwnKey,
+    roster_path: RosterFile,
+    broker: Annotated[str, typer.Option(help="The broker's address, such as tls://broker.example.org:4222.")],
+    ca: CaFile = None,
+    coordinator: Annotated[str, typer.Option(help="The coordinator's name on the roster.")] = "coordinator",
+    out_path: RunOut = None,
+    budget: Annotated[str | None, typer.Option(help="The holding that pays, if training is private.")] = None,
+    plain: Plain = False,
+    patience: Annotated[float, typer.Option(help="Seconds without a word of the coordinator, at most.")] = 3600.0,
+    assignments: Assignments = None,
+    columns: Columns = None,
+    separator: Separator = None,
+    header: Header = None,
+    skip_bad: SkipBad = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take part in a federation with a graph of one's own. No triple leaves this machine.
+
+    Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, or something that
+    the parties do not agree on, 3 it could not go on for now.
+    """
+    from tacit.correspondence import Unheard, attend
+    from tacit.federation.nats import Post
+    from tacit.participant import Participant
+
+    plan, identity, roster = _read_plan(plan_path, assignments), open_key(key)[0], _roster(roster_path)
+    out = out_path or Path("runs") / plan.settings.name
+    with show.busy(f"reading {graph_path}", as_json):
+        graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
+    _warn_plain(plain)
+    roster.public(coordinator)
+    with ExitStack() as running, _stops_kindly(f"tacit join {plan_path} ..."):
+        on_event = running.enter_context(_events(plan, as_json))
+        with show.busy("getting ready", as_json):
+            one = Participant(plan, graph, identity, roster, out, budget=budget, on_event=on_event)
+        running.callback(one.close)
+        post = running.enter_context(Post(broker, identity, plan.settings.name, to=None, ca=ca, plain=plain))
+        try:
+            attend(one, post, identity, roster, coordinator, patience=patience)
+        except Unheard as error:
+            _give_up(error)
+    assert one.run is not None
+    found = {split: metrics.json() for split, metrics in one.run.metrics.items()}
+    if as_json:
+        print(json.dumps({"out": str(out), "metrics": found, "epsilon": one.run.epsilon,
+                          "bytes": {"sent": post.sent_bytes, "received": post.received_bytes}}))  # fmt: skip
+        return
+    from tacit.privacy.plan import in_words
+
+    if "test" in one.run.metrics:
+        show.say(f"Test MRR {one.run.metrics['test'].mrr:.4f}, on this party's own questions.")
+    if plan.settings.privacy.sound:
+        show.say(in_words(one.run.claim))
+    else:
+        show.say("Not private: whoever sees rows learns of the triples.")
+    show.say(f"Kept in {out}: tacit predict, tacit evaluate and tacit export work on it.")
+
+
+def _read_plan(path: Path, assignments: list[str] | None) -> Plan:
+    from tacit.federated import Plan, split_settings
+    from tacit.settings import combine, parse_assignment, read_settings
+
+    written = read_settings(path)
+    names, recipe = written.pop("parties", None), written.pop("recipe", "fede")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TacitError(f'{path}: say who takes part, in order: parties = ["a", "b", "c"]')
+    layers = [{"name": str(recipe)}, written, *(parse_assignment(text) for text in assignments or ())]
+    return Plan(str(recipe), tuple(names), *split_settings(combine(*layers)))
+
+
+def _roster(path: Path) -> Roster:
+    from tacit.federation.keys import Roster
+
+    return Roster.load(path)
+
+
+def _warn_plain(plain: bool) -> None:
+    if plain:
+        show.warn(["without TLS: whoever sees the network reads all that is sent."])
+
+
+def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any) -> Callable[[], None]:
+    """What a coordinator does now and then: start a broker that has ended, and take a newer roster.
+
+    A roster that is older, or of another keeper, is not taken.
+    """
+    from tacit.federation.keys import Roster
+
+    seen = path.stat().st_mtime_ns
+
+    def look() -> None:
+        nonlocal seen, roster
+        if broker is not None:
+            broker.revive()
+        if (now := path.stat().st_mtime_ns) != seen:
+            seen = now
+            roster = Roster.load(path, roster.keeper, roster.version)
+            letters.roster = roster
+            if broker is not None:
+                broker.reload(roster)
+
+    return look
+
+
+def _give_up(error: TacitError) -> None:
+    Console(stderr=True).print(Text.assemble(("stopped: ", "bold yellow"), str(error)), soft_wrap=True)
+    raise typer.Exit(TRY_AGAIN)
+
+
+@contextmanager
+def _stops_kindly(again: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end it at once, with everything closed; what was saved is whole at any time."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        Console(stderr=True).print(Text(f"Stopped. It goes on with the same command: {again}"))
+        raise typer.Exit(143 if error.args else 130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _events(plan: Plan, as_json: bool) -> Iterator[Any]:
+    """Progress on a terminal; with --json, a line for each event on standard error."""
+    if as_json:
+        yield lambda event: print(json.dumps({"time": round(time.time(), 2)} | event), file=sys.stderr, flush=True)
+        return
+    with bar(plan.recipe, plan.federation.rounds, False) as on_event:
+        yield on_event
