@@ -113,19 +113,19 @@ def check_the_same(tmp_path, one, wanted, places=None):
             torch.testing.assert_close(mine, star[f"model.{i}.{part}"], atol=1e-6, rtol=0)
 
 
-def federate_in_process(wanted, places=None):
+def federate_in_process(wanted, places=None, parties=SMALL):
     from tacit.federated import with_noise
     from tacit.federation.transcript import Transcript
     from tacit.recipes import RECIPES, Setup
 
-    settings = with_noise(wanted.recipe, SMALL, wanted.settings, wanted.federation)
-    together = RECIPES[wanted.recipe](Setup(SMALL, settings, wanted.federation, Transcript()))
+    settings = with_noise(wanted.recipe, parties, wanted.settings, wanted.federation)
+    together = RECIPES[wanted.recipe](Setup(parties, settings, wanted.federation, Transcript()))
     if places is not None:  # pseudonyms are drawn, and with them which row a name has
         for seat, ids in zip(together.star.seats, places, strict=True):
             seat.places = ids
     together.run(lambda event: None)
     found = dict(together.star.state())
-    for i in range(len(SMALL)):
+    for i in range(len(parties)):
         tables = together.fit.best.party(together.fit.layout, i)
         found |= {f"model.{i}.{part}": getattr(tables, part).clone() for part in ("entity", "relation")}
     return found

@@ -131,7 +131,8 @@ class Coordinator:
         self.center: Center | None = None
         self.metrics: dict[str, Metrics] = {}
         self.run_id = ""
-        self._talks = 0
+        self._talks, self._bound = 0, 0
+        self._noise: dict[str, float] = {}
         self._save: Callable[[int], None] = lambda number: None
         self._journals: dict[str, Any] = {}
 
@@ -218,8 +219,7 @@ class Coordinator:
     def _meet_parties(self) -> dict[str, Answer]:
         """Wait until all are there; compare what all mean to do, and agree on the noise; what each says of itself."""
         self._health("waiting for parties")
-        hello = {"protocol": VERSION, "tacit": __version__, "plan": self.plan.json()}
-        told = self._ask_everyone("hello", hello)
+        told = self._ask_all(self.plan.parties, "hello", self._hello)
         noise = {}
         for name in ("sigma", "prior_sigma", "degree_sigma"):
             wanted = [answer.says["noise"].get(name) for answer in told.values()]
@@ -235,12 +235,26 @@ class Coordinator:
             noise, bound = known["noise"], known["bound"]
         else:
             write_json(where, "tacit.agreed/1", {"noise": noise, "names": names, "bound": bound})
-        self._bound = bound
-        return self._ask_everyone("begin", {"noise": noise})
+        self._bound, self._noise = bound, noise
+        return self._ask_all(self.plan.parties, "begin", {"noise": noise})
 
-    def _ask_everyone(self, asked: str, says: Says) -> dict[str, Answer]:
-        answers = self._ask(dict.fromkeys(self.plan.parties, Ask(asked, says)), self.wait)
-        if missing := [name for name in self.plan.parties if name not in answers]:
+    @property
+    def _hello(self) -> Says:
+        return {"protocol": VERSION, "tacit": __version__, "plan": self.plan.json()}
+
+    def _meet_again(self, lost: Sequence[str]) -> None:
+        """Parties that were started again before they had a folder to go on from."""
+        self._ask_all(lost, "hello", self._hello)
+        self._ask_all(lost, "begin", {"noise": self._noise})
+
+    def _ask_all(self, names: Sequence[str], asked: str, says: Says) -> dict[str, Answer]:
+        """Answers of all of them, or it is over; if rounds count with fewer, and some were made, of as many."""
+        again = self.least is not None and (self.path / PRIVATE / "places.safetensors").is_file()
+        answers = self._ask(
+            dict.fromkeys(names, Ask(asked, says)), min(self.wait, self.deadline) if again else self.wait
+        )
+        missing = [name for name in names if name not in answers]
+        if missing and not (again and len(answers) >= (self.least or 0)):
             raise Stopped(f"{', '.join(missing)}: not there after {self.wait:g} s. Start them, and then this again; or "
                           "let this wait for longer (--wait).")  # fmt: skip
         return answers
@@ -332,7 +346,8 @@ class Coordinator:
         asked = list(range(len(names)))
         for _ in range(2):  # who lost its rows is given them
             rows = {message.receiver: [message] for message in center.rows_for(asked)}
-            answers = self._ask({names[i]: Ask("validate", {"round": number}, rows.get(i, [])) for i in asked})
+            answers = self._ask({names[i]: Ask("validate", {"round": number}, rows.get(i, [])) for i in asked},
+                                self.deadline)  # fmt: skip
             for i in asked:
                 answer = answers.get(names[i])
                 center.seen[i] = number if answer is not None and not answer.lost else -1
@@ -352,7 +367,7 @@ class Coordinator:
     def _end(self) -> Coordinator:
         """Tell everyone that it is over, and what was best; keep what they say."""
         self._health("ending")
-        answers = self._ask(dict.fromkeys(self.plan.parties, Ask("end", {})))
+        answers = self._ask(dict.fromkeys(self.plan.parties, Ask("end", {})), self.deadline)
         self.exchange.end(self.run_id)
         by_party = {name: answer.says.get("metrics", {}) for name, answer in answers.items()}
         for split in ("valid", "test"):
@@ -376,13 +391,13 @@ class Coordinator:
 
     # -- talking -------------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: Mapping[str, Ask], seconds: float | None = None) -> dict[str, Answer]:
+    def _ask(self, asks: Mapping[str, Ask], seconds: float) -> dict[str, Answer]:
         """Ask some parties; the answers that came in time. A party that declines ends it."""
         best = {"best": self.patience.best_round, "run": self.run_id}
         sent = {name: replace(ask, says={**ask.says, **best}) for name, ask in asks.items()}
         for ask in sent.values():
             self._record(ask.messages)
-        answers = self.exchange.ask(self.run_id, sent, self.deadline if seconds is None else seconds)
+        answers = self.exchange.ask(self.run_id, sent, seconds)
         for name, answer in answers.items():
             if answer.declined is not None:
                 raise Stopped(f"{name} declines: {answer.declined}")
@@ -418,10 +433,12 @@ class Coordinator:
     def _attempt(self, talk: Talk[End], start: Mapping[str, Ask], heard: Callable[[Mapping[str, Answer]], None]) -> End:
         self._talks += 1
         name, numbers = f"{self._talks}", {party: i for i, party in enumerate(self.plan.parties)}
-        answers = self._ask({who: replace(ask, says={**ask.says, "id": name}) for who, ask in start.items()})
+        answers = self._ask(
+            {who: replace(ask, says={**ask.says, "id": name}) for who, ask in start.items()}, self.deadline
+        )
         heard(answers)
         if lost := [who for who, answer in answers.items() if answer.lost]:
-            LOG.info("%s: lost its rows, and is given them again", ", ".join(lost))
+            self._meet_again(lost)
             raise SumFailed(f"{', '.join(lost)}: started again in the middle of a round")
         said, expects, end = going(talk)
         while True:
@@ -431,7 +448,7 @@ class Coordinator:
                     for who in start
                     if any(m.receiver == numbers[who] for m in said)
                 }
-                answers = self._ask(asks)
+                answers = self._ask(asks, self.deadline)
             if expects is None:
                 return end  # type: ignore[no-any-return]
             for who, answer in sorted(answers.items()):

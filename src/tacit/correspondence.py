@@ -54,6 +54,7 @@ class Correspondence:
     """Letters that were none, of no one on the roster, or of another time."""
     between: Callable[[], None] = lambda: None
     """What is done now and then while answers are awaited."""
+    _looked: float = 0.0
     failed: set[str] = field(default_factory=set)
     """Parties that said that they cannot go on, and were not heard of since."""
 
@@ -69,8 +70,10 @@ class Correspondence:
         found: dict[str, Answer] = {}
         end, poke = time.monotonic() + seconds, time.monotonic() + POKE
         while len(found) < len(asks) and (now := time.monotonic()) < end:
-            if now >= poke:
+            if now >= self._looked + POKE:
+                self._looked = now
                 self.between()
+            if now >= poke:
                 for name in asks.keys() - found.keys() - self.failed:
                     self._send(name, self._letter("poke", name, run))
                 poke = now + POKE

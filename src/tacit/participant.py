@@ -47,7 +47,7 @@ from tacit.privacy.plan import solved
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.shared import stacked, told_counts
 from tacit.recipes import SHARED
-from tacit.run import Run, create, note
+from tacit.run import CONFIG, Run, create, note
 from tacit.settings import Settings
 from tacit.tensors import load_tensors, save_tensors
 from tacit.training import Event, Fit, listed
@@ -117,6 +117,22 @@ class Participant:
             wanted.how(plan.parties, self.part, {self.number: identity}, roster),
             plan.settings.scorer, plan.settings.dim, self.part, plan.names_are_private,
         )  # fmt: skip
+        self.run_id = ""
+        if (path / CONFIG).is_file():
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Go on with a folder that was begun before, if it is of the same graph and plan."""
+        known = read_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", {"run": str, "plan": dict})
+        if different := self.plan.differences(known["plan"]):
+            raise TacitError(f"{self.path} was begun with another plan ({'; '.join(different)}): choose another --out")
+        self.run, self.run_id = Run.open(self.path), known["run"]
+        if self.run.graph.fingerprint != self.graph.fingerprint:
+            raise TacitError(f"{self.path} was begun with another graph: its triples, names or marks differ")
+        if self.run.finished:
+            raise TacitError(f"{self.path} is finished already: there is nothing to go on with.")
+        if self._places_file.is_file():
+            self._take_seat()
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -173,7 +189,7 @@ class Participant:
         if self.budget is not None:
             from tacit.privacy.budget import Holding
 
-            limits = Holding.load(self.budget).limits() if not (self.path / "config.json").is_file() else ()
+            limits = Holding.load(self.budget).limits() if not (self.path / CONFIG).is_file() else ()
         wanted = self.plan.federation
         epochs = wanted.rounds * wanted.local_epochs
         found = solved(self.plan.settings, [self.graph], epochs=epochs, limits=limits, holders=wanted.holders).privacy
@@ -181,30 +197,19 @@ class Participant:
 
     def _begin(self, says: Says, messages: list[Message]) -> tuple[Says, list[Message]]:
         """The federation begins, or goes on: a folder for it, with the noise that all have agreed on."""
+        settings = self._settings(says["noise"])
         if self.run is None:
-            settings = self._settings(says["noise"])
             about = {"run": says["run"], "plan": self.plan.json(), "party": self.identity.name}
-            if (self.path / "config.json").is_file():
-                self.run = Run.open(self.path)
-                known = read_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", {"run": str})
-                if known["run"] != says["run"]:
-                    raise Declined("this party's folder belongs to another federation than the one that the "
-                                   "coordinator has begun: choose another --out")  # fmt: skip
-                if self.run.graph.fingerprint != self.graph.fingerprint:
-                    raise Declined("this party's folder was begun with another graph: triples, names or marks differ")
-                if self.run.settings != settings:
-                    raise Declined("this party's folder was begun with other settings than the coordinator's now")
-            else:
-                self.run = create(self.graph, settings, self.path, budget=self.budget,
-                                  holders=self.plan.federation.holders)  # fmt: skip
-                (self.path / PRIVATE / "transcript.jsonl").touch()
-                write_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", about)
-            if self.run.finished:
-                raise Declined("this party's folder is finished already: there is nothing to go on with")
-            if self._places_file.is_file():
-                self._take_seat()
-        elif self._settings(says["noise"]) != self.run.settings:
-            raise Declined("the coordinator has changed its mind about the noise")
+            self.run = create(self.graph, settings, self.path, budget=self.budget,
+                              holders=self.plan.federation.holders)  # fmt: skip
+            (self.path / PRIVATE / "transcript.jsonl").touch()
+            write_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", about)
+            self.run_id = says["run"]
+        if self.run_id != says["run"]:
+            raise Declined("this party's folder belongs to another federation than the coordinator's: choose another "
+                           "--out")  # fmt: skip
+        if self.run.settings != settings:
+            raise Declined("this party's folder was begun with other settings than the coordinator has now")
         return {"rounds": self.rounds, "named": self.seat is not None, "counted": self._counts_file.is_file()}, []
 
     def _settings(self, noise: Mapping[str, float | None]) -> Settings:

@@ -171,6 +171,7 @@ def join(
             one = Participant(plan, graph, identity, roster, out, budget=budget, on_event=on_event)
         running.callback(one.close)
         post = running.enter_context(Post(broker, identity, plan.settings.name, to=None, ca=ca, plain=plain))
+        on_event({"event": "doing", "what": "ready, and waits for the coordinator"})
         try:
             attend(one, post, identity, roster, coordinator, patience=patience)
         except Unheard as error:
@@ -212,7 +213,7 @@ def _roster(path: Path) -> Roster:
 
 def _warn_plain(plain: bool) -> None:
     if plain:
-        show.warn(["without TLS: whoever sees the network reads all that is sent."])
+        show.warn_aside("without TLS: whoever sees the network reads all that is sent.")
 
 
 def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any) -> Callable[[], None]:
