@@ -22,6 +22,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup    ## make the embedded federation and show what the product can do with it
 	$(BIN)/tacit demo --out demo --force
 	$(BIN)/tacit reproduce clinic --results runs/clinic.jsonl
+	PORT=4242 TACIT=$(CURDIR)/$(BIN)/tacit PYTHON=$(BIN)/python examples/processes demo runs/processes
 
 test: setup lint ## everything that must pass: lint, types, tests, the wheel in a clean environment
 	$(BIN)/pytest -m 'not full' -n 2 $(PYTEST_FLAGS)

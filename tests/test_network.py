@@ -191,7 +191,7 @@ def run_through(here, *options):
     server = here.serve(*options)
     parties = [here.join(name) for name in here.parties.names]
     for process in (server, *parties):
-        here.end(process)
+        here.end(process, seconds=600)
 
 
 # -- the same as in one process ----------------------------------------------------------------------------------------
