@@ -57,6 +57,8 @@ class Correspondence:
     _looked: float = 0.0
     failed: set[str] = field(default_factory=set)
     """Parties that said that they cannot go on, and were not heard of since."""
+    parties_knock: bool = True
+    """Whether a party that was started again can say so by itself. If not, one that failed is reminded as well."""
 
     def ask(self, run: str, asks: Mapping[str, Ask], seconds: float) -> dict[str, Answer]:
         """Answers of those who gave one in time."""
@@ -74,7 +76,7 @@ class Correspondence:
                 self._looked = now
                 self.between()
             if now >= poke:
-                for name in asks.keys() - found.keys() - self.failed:
+                for name in asks.keys() - found.keys() - (self.failed if self.parties_knock else set()):
                     self._send(name, self._letter("poke", name, run))
                 poke = now + POKE
             letter = self._next(min(poke, end) - now)
@@ -142,11 +144,13 @@ def _answer(letter: Letter) -> Answer:
 
 
 def attend(
-    participant: Participant, post: Post, identity: Identity, roster: Roster, coordinator: str, *, patience: float
-) -> None:
+    participant: Participant, post: Post, identity: Identity, roster: Roster, coordinator: str, *, patience: float,
+    linger: float | None = None, knocks: bool = True,
+) -> None:  # fmt: skip
     """A party's letters: answer what the coordinator asks, until it says goodbye.
 
-    patience: seconds without a word of the coordinator after which the party gives up.
+    patience: seconds without a word of the coordinator after which the party gives up. linger: seconds that it stays
+    after the end, if nobody says goodbye. knocks: it says by itself that it is there; not where it can only answer.
     """
     last, kept, run = (0, 0), b"", ""
     heard, knocked, ended = time.monotonic(), 0.0, 0.0
@@ -164,12 +168,12 @@ def attend(
 
     while True:
         now = time.monotonic()
-        if ended and now - ended > LINGER:
+        if ended and now - ended > (LINGER if linger is None else linger):
             return
         if now - heard > patience:
             raise Unheard(f"nothing was heard of {coordinator} for {patience:g} s. What there is is kept: start "
                              "this again, and it goes on.")  # fmt: skip
-        if now - max(heard, knocked) >= KNOCK or not knocked:
+        if knocks and (now - max(heard, knocked) >= KNOCK or not knocked):
             write("here")
             knocked = now
         came = post.receive(KNOCK)

@@ -46,7 +46,7 @@ from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
 from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note, positions
-from tacit.settings import Settings, checked_section, combine, from_flags
+from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
 
@@ -195,6 +195,16 @@ class Plan:
             for name in sorted(mine.keys() | theirs.keys())
             if mine.get(name) != theirs.get(name)
         ]
+
+
+def read_plan(path: Path, assignments: Sequence[str] = ()) -> Plan:
+    """A plan as it stands in a TOML file: recipe, parties in their order, and settings; `assignments` change it."""
+    written = read_settings(path)
+    names, recipe = written.pop("parties", None), written.pop("recipe", "fede")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TacitError(f'{path}: say who takes part, in order: parties = ["a", "b", "c"]')
+    layers = [{"name": str(recipe)}, written, *(parse_assignment(text) for text in assignments)]
+    return Plan(str(recipe), tuple(names), *split_settings(combine(*layers)))
 
 
 def _flat(values: Any, place: str = "") -> dict[str, Any]:

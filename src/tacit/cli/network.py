@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 TRY_AGAIN = 3
 """The exit code of what could not go on for now, and does when it is started again."""
+STAYS = 120.0
+"""Seconds that a party at a socket stays after the end: Flower takes a minute to say that an answer was lost."""
 PlanFile = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A TOML file that all have: recipe, parties, and settings.")
 ]
@@ -87,10 +89,11 @@ def serve(
     """
     from tacit.coordinator import Coordinator, Stopped
     from tacit.correspondence import Correspondence
+    from tacit.federated import read_plan
     from tacit.federation.broker import Broker
     from tacit.federation.nats import Post
 
-    plan, identity, roster = _read_plan(plan_path, assignments), open_key(key)[0], _roster(roster_path)
+    plan, identity, roster = read_plan(plan_path, assignments or ()), open_key(key)[0], _roster(roster_path)
     out = out_path or Path("runs") / plan.settings.name
     _warn_plain(plain)
     with ExitStack() as running, _stops_kindly(f"tacit serve {plan_path} ..."):
@@ -135,7 +138,13 @@ def join(
     graph_path: Annotated[str, typer.Argument(metavar="GRAPH", help="This party's own graph.")],
     key: OwnKey,
     roster_path: RosterFile,
-    broker: Annotated[str, typer.Option(help="The broker's address, such as tls://broker.example.org:4222.")],
+    broker: Annotated[
+        str | None, typer.Option(help="The broker's address, such as tls://broker.example.org:4222.")
+    ] = None,
+    door: Annotated[
+        Path | None,
+        typer.Option("--socket", help="Instead of a broker: a Unix socket at which a Flower ClientApp brings letters."),
+    ] = None,
     ca: CaFile = None,
     coordinator: Annotated[str, typer.Option(help="The coordinator's name on the roster.")] = "coordinator",
     out_path: RunOut = None,
@@ -156,10 +165,14 @@ def join(
     the parties do not agree on, 3 it could not go on for now.
     """
     from tacit.correspondence import Unheard, attend
+    from tacit.door import Door
+    from tacit.federated import read_plan
     from tacit.federation.nats import Post
     from tacit.participant import Participant
 
-    plan, identity, roster = _read_plan(plan_path, assignments), open_key(key)[0], _roster(roster_path)
+    if (broker is None) == (door is None):
+        raise TacitError("Say how the coordinator's letters come: by --broker, or at --socket; one of the two.")
+    plan, identity, roster = read_plan(plan_path, assignments or ()), open_key(key)[0], _roster(roster_path)
     out = out_path or Path("runs") / plan.settings.name
     with show.busy(f"reading {graph_path}", as_json):
         graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
@@ -170,10 +183,16 @@ def join(
         with show.busy("getting ready", as_json):
             one = Participant(plan, graph, identity, roster, out, budget=budget, on_event=on_event)
         running.callback(one.close)
-        post = running.enter_context(Post(broker, identity, plan.settings.name, to=None, ca=ca, plain=plain))
+        post: Post | Door
+        if broker is not None:
+            post = running.enter_context(Post(broker, identity, plan.settings.name, to=None, ca=ca, plain=plain))
+        else:
+            assert door is not None
+            post = running.enter_context(Door(door))
         on_event({"event": "doing", "what": "ready, and waits for the coordinator"})
         try:
-            attend(one, post, identity, roster, coordinator, patience=patience)
+            attend(one, post, identity, roster, coordinator, patience=patience, linger=STAYS if door else None,
+                   knocks=door is None)  # fmt: skip
         except Unheard as error:
             _give_up(error)
     assert one.run is not None
@@ -191,18 +210,6 @@ def join(
     else:
         show.say("Not private: whoever sees rows learns of the triples.")
     show.say(f"Kept in {out}: tacit predict, tacit evaluate and tacit export work on it.")
-
-
-def _read_plan(path: Path, assignments: list[str] | None) -> Plan:
-    from tacit.federated import Plan, split_settings
-    from tacit.settings import combine, parse_assignment, read_settings
-
-    written = read_settings(path)
-    names, recipe = written.pop("parties", None), written.pop("recipe", "fede")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TacitError(f'{path}: say who takes part, in order: parties = ["a", "b", "c"]')
-    layers = [{"name": str(recipe)}, written, *(parse_assignment(text) for text in assignments or ())]
-    return Plan(str(recipe), tuple(names), *split_settings(combine(*layers)))
 
 
 def _roster(path: Path) -> Roster:
