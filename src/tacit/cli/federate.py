@@ -92,14 +92,39 @@ def federate(
     header: Header = None,
     skip_bad: SkipBad = False,
     data: DataFolder = None,
+    transport: Annotated[
+        str,
+        typer.Option(
+            help="in-process; or flower: write what a federation by Flower, on machines of its parties, needs."
+        ),
+    ] = "in-process",
+    key: Annotated[Path | None, typer.Option(help="flower: the coordinator's private key.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="flower: whose key is whose (tacit keys).")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="flower: where the SuperLink listens. Default: 127.0.0.1:8000.")
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="flower: a name by which parties reach the SuperLink; may be repeated.")
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Let several parties learn together, in one process: a simulation in which they meet by messages alone.
 
-    PATH is a folder of parties, clinic-small or clinic-demo; or one graph, which --by and --parts divide.
+    PATH is a folder of parties, clinic-small or clinic-demo; or one graph, which --by and --parts divide. With
+    --transport flower nothing is trained: --out becomes a folder with a Flower app for the plan in --config, and
+    COMMANDS.md.
     """
     local = locals()
+    if transport == "flower":
+        _write_flower(local)
+        return
+    if transport != "in-process":
+        raise TacitError(
+            f"--transport is in-process or flower, not {transport!r}. By a broker: tacit serve, tacit join."
+        )
+    if given := [flag for flag in FLOWER if local[flag] is not None]:
+        raise TacitError(f"--{given[0]} is for --transport flower.")
     from tacit.federated import FederatedRun, check_recipe, split_settings
     from tacit.settings import PARTITION, combine, from_flags, parse_assignment, plain_section, read_settings
 
@@ -138,6 +163,28 @@ def federate(
     with show.busy("getting ready", as_json):
         run = FederatedRun.create(str(chosen), parties, settings, federation, out, force=force)
     _run(run, as_json)
+
+
+FLOWER = ("key", "roster", "listen", "host")
+
+
+def _write_flower(given: dict[str, Any]) -> None:
+    from tacit.cli.keys import open_key
+    from tacit.flower import write_app
+
+    known = {*FLOWER, "config", "out_path", "transport", "data", "force", "as_json"}
+    if wrong := [flag for flag, value in given.items() if flag not in known and value not in (None, False)]:
+        raise TacitError(f"--transport flower takes all settings from the --config file, which all parties have: "
+                         f"{wrong[0].replace('_', '-')} belongs there.")  # fmt: skip
+    if missing := [flag for flag in ("config", "key", "roster", "out_path") if given[flag] is None]:
+        raise TacitError(f"--transport flower needs --{missing[0].removesuffix('_path')}.")
+    out, key = given["out_path"], given["key"]
+    parties = write_app(out, given["config"], key, given["roster"], open_key(key)[0], hosts=given["host"] or (),
+                        listen=given["listen"] or "127.0.0.1:8000", force=given["force"])  # fmt: skip
+    if given["as_json"]:
+        print(json.dumps({"out": str(out), "parties": parties, "commands": str(out / "COMMANDS.md")}))
+        return
+    show.say(f"{out / 'COMMANDS.md'} says how to start it. Each party gets its folder in {out / 'parties'}.")
 
 
 def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: int) -> Parties:
