@@ -484,6 +484,8 @@ class Machines:
     @staticmethod
     def _last_replaces_the_shell(command):
         """So that the process that is stopped is the program's own."""
+        if command.startswith("export"):
+            return command
         words = re.match(r'((?:\w+="[^"]*" )*)(.*)', command, re.DOTALL)
         return f"{words[1].replace('FLWR_HOME', 'export FLWR_HOME')}\nexec {words[2]}"
 
@@ -506,18 +508,32 @@ class Machines:
                     one.wait(5)
 
 
+def stop_after_a_round(machines, run, center):
+    """Start the run, and stop it in the middle of its second round."""
+    first, health = machines.start("run", run, center), center / "run" / "health.json"
+    while not health.is_file() or '"round 2"' not in health.read_text():
+        assert first.poll() is None, log_of(center, "run")
+        time.sleep(0.2)
+    home = 'export FLWR_HOME="$PWD/flwr/cli"\n'
+    [there] = json.loads(machines.do(home + "flwr list tacit --format json", center))["runs"]
+    machines.do(home + f"flwr stop {there['run-id']} tacit", center)
+    first.wait(60)
+    assert not (center / "run" / "private" / "metrics.json").is_file()
+
+
 def log_of(folder, name):
     return (folder / f"{name.replace(' ', '-')}.log").read_text(errors="replace")
 
 
 @pytest.mark.parametrize(
-    ("recipe", "more"),
+    ("recipe", "more", "interrupted"),
     [
-        pytest.param("fede", {}, marks=pytest.mark.slow, id="fede"),
-        pytest.param("fedr", {"rounds": 1, "secure": True}, marks=pytest.mark.full, id="secure-fedr"),
+        pytest.param("fede", {}, False, marks=pytest.mark.slow, id="fede"),
+        pytest.param("fede", {}, True, marks=pytest.mark.full, id="fede-interrupted"),
+        pytest.param("fedr", {"rounds": 1, "secure": True}, False, marks=pytest.mark.full, id="secure-fedr"),
     ],
 )
-def test_a_federation_by_flower_learns_what_it_would_in_one_process(here, recipe, more):
+def test_a_federation_by_flower_learns_what_it_would_in_one_process(here, recipe, more, interrupted):
     """A SuperLink, three SuperNodes over TLS with keys of their own, and three parties, by the commands as written."""
     (home := here / "home").mkdir()
     wanted = written_plan(home / "plan.toml", recipe, **more)
@@ -559,6 +575,8 @@ def test_a_federation_by_flower_learns_what_it_would_in_one_process(here, recipe
         machines.do(blocks(told, NAMES[0])[0], stranger)
         node = re.sub(r"--port \d+", f"--port {stranger_port}", party_commands[NAMES[0]][2])
         refused = machines.start("stranger", node, stranger)
+        if interrupted:
+            stop_after_a_round(machines, run, center)
         printed = machines.do(run, center, 400)
         seconds = time.monotonic() - began
         assert (center / "run" / "private" / "metrics.json").is_file(), printed

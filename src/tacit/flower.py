@@ -209,7 +209,8 @@ class GridPost:
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 LOG.warning("%s: more than one SuperNode has this name. Unregister the wrong one.", ", ".join(twice))
             if (missing := set(self.parties) - self._nodes.keys()) != self._missing:
-                LOG.warning("SuperNodes that are not there: %s", ", ".join(sorted(missing)) or "none")
+                absent = f"not there: {', '.join(sorted(missing))}" if missing else "all there"
+                LOG.warning("SuperNodes: %s", absent)
                 self._missing = missing
         return self._nodes.get(party)
 
