@@ -73,7 +73,7 @@ class Scene:
         command = [sys.executable, "-m", "tacit", *words]
         if limit is not None:
             command = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "-", *command]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TACIT_HOME": str(home)}
         with open(home / "said", "ab") as said, open(home / "errors", "ab") as errors:
             process = subprocess.Popen(command, cwd=home, stdout=said, stderr=errors, env=environment)
         self.running.append(process)
@@ -409,6 +409,35 @@ def test_a_full_disk_stops_a_party_and_loses_nothing(scene):
     for process in (server, first, *others, again):
         here.end(process)
     here.check_the_same()
+
+
+def test_no_budget_is_lost_when_a_private_party_is_killed(scene):
+    """What it may have released twice is taken from its holding twice, before it goes on."""
+    from tacit.privacy.budget import Holding
+
+    here = scene("private_fede", privacy={"name": "dpsgd", "epsilon": 2.0}, federation={"rounds": 6, "local_epochs": 4},
+                 negatives={"count": 4, "scope": "vocabulary"})  # fmt: skip
+    name = here.parties.names[0]
+    here.end(here._start(name, "budget", "open", "study", "--epsilon", "8", "--delta", "1e-5"))
+    server = here.serve()
+    first, *others = [here.join(name, "--budget", "study"), *(here.join(each) for each in here.parties.names[1:])]
+    until(lambda: here.rounds(name) >= 2)
+    first.kill()
+    first.wait()
+    first = here.join(name, "--budget", "study")
+    for process in (server, first, *others):
+        here.end(process)
+    holding = Holding.load("study", here.home(name) / "holdings")
+    kinds = [entry.kind for entry in holding.entries]
+    run = Run.open(here.home(name) / "run")
+    assert kinds.count("reserve") == 2, "once for all of it, once for what is done again"
+    assert run.epsilon > Run.open(here.home(here.parties.names[1]) / "run").epsilon
+    assert run.epsilon < 8
+    told = json.loads((here.home("coordinator") / "run/private/metrics.json").read_text())
+    assert told["metrics"] == {}
+    assert all(found == {} for found in told["parties"].values())
+    journal = (here.home("coordinator") / "run/private/metrics.jsonl").read_text()
+    assert all(e["loss"] == [None] * 3 for e in map(json.loads, journal.splitlines()) if e["event"] == "round")
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
