@@ -2,6 +2,7 @@
 processes over a real broker in test_network.py.
 """
 
+import contextlib
 import json
 import queue
 import random
@@ -20,8 +21,8 @@ from tacit.correspondence import Correspondence, attend
 from tacit.federated import Plan, federate, split_settings
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Letter
-from tacit.federation.messages import Refused
-from tacit.participant import Participant
+from tacit.federation.messages import SERVER, Message, Refused
+from tacit.participant import Declined, Lost, Participant
 from tacit.run import Run
 from tacit.settings import combine
 from tacit.tensors import load_tensors
@@ -244,6 +245,72 @@ def test_who_does_not_come_is_named(tmp_path):
     letters = Correspondence(Street().post("coordinator"), KEYS["coordinator"], ROSTER, NAMES)
     with pytest.raises(Stopped, match=f"{NAMES[0]}.*not there after 0.3 s"):
         Coordinator(plan("fede"), tmp_path / "coordinator", letters, wait=0.3).run()
+
+
+# -- a coordinator that lies -------------------------------------------------------------------------------------------
+
+
+def a_party(tmp_path, wanted, name="party"):
+    return Participant(wanted, SMALL[0], KEYS[NAMES[0]], ROSTER, tmp_path / name)
+
+
+def test_a_coordinator_cannot_talk_a_party_out_of_its_privacy(tmp_path):
+    wanted = plan(
+        "private_fede", privacy={"name": "dpsgd", "sigma": 1.0}, negatives={"count": 4, "scope": "vocabulary"}
+    )
+    one = a_party(tmp_path, wanted)
+    with pytest.raises(Declined, match="this party needs 1"):
+        one.answer("begin", {"run": "ab", "noise": {"sigma": 0.5}}, [])
+    for noise in ({"sigma": None}, {}, {"sigma": float("nan")}, {"sigma": float("inf")}, {"sigma": "1"}):
+        with pytest.raises(Declined):
+            one.answer("begin", {"run": "ab", "noise": noise}, [])
+    one.answer("begin", {"run": "ab", "noise": {"sigma": 2.0, "noise": "seeded", "clip": 1e9, "size": 1}}, [])
+    privacy = one.run.settings.privacy
+    assert (privacy.sigma, privacy.noise, privacy.clip, privacy.size) == (2.0, "system", 1.0, None)
+    with pytest.raises(Declined, match="settings"):
+        one.answer("begin", {"run": "ab", "noise": {"sigma": 4.0}}, [])
+
+
+def test_a_party_trains_no_more_rounds_than_were_agreed_on_and_none_twice(tmp_path):
+    one, places = a_party(tmp_path, plan("fede")), torch.arange(len(SMALL[0].entities))
+    one.answer("begin", {"run": "ab", "noise": {}}, [])
+    one.answer("start", {"about": "names", "id": "1"}, [])
+    told = {"part": "entity", "total": len(places)}
+    one.answer("go on", {"id": "1"}, [Message("places", 0, 1, SERVER, 0, told, {"ids": places})])
+    rows = torch.zeros(len(places), 4)
+
+    def train(number, rows=rows):
+        message = Message("rows", number, 0, SERVER, 0, {"part": "entity"}, {"values": rows})
+        return one.answer("start", {"about": "train", "round": number, "after": 0, "id": "2"}, [message])
+
+    for number in (0, 4, -1, 2.0, True, "1", None):
+        with pytest.raises((Declined, Refused)):
+            train(number)
+    first = train(1)[1][0].arrays["values"].clone()
+    epochs = int(one.fit.cohort.epochs[0])
+    assert torch.equal(train(1)[1][0].arrays["values"], first)
+    with pytest.raises(Declined, match="other rows"):
+        train(1, rows + 1)
+    assert int(one.fit.cohort.epochs[0]) == epochs == 1
+    train(3)
+    with pytest.raises(Declined, match="older state"):
+        train(2)
+    one.close()
+
+
+@given(st.dictionaries(st.sampled_from(["run", "noise", "round", "about", "id", "after", "plan", "protocol", "best"]),
+                       st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+                       | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)))  # fmt: skip
+def test_questions_that_make_no_sense_are_declined(says):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        one = a_party(Path(folder), plan("fede"))
+        for asked in ("hello", "begin", "start", "go on", "validate", "end", "dance"):
+            with contextlib.suppress(Declined, Refused, Lost):
+                one.answer(asked, dict(says), [])
+        one.close()
 
 
 # -- letters -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -40,7 +40,7 @@ from tacit.federation.transport import Talk, going
 from tacit.federation.vocabulary import joined_names, placed_names
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
 from tacit.kept import Kept
-from tacit.participant import SCORES, Says
+from tacit.participant import NOISES, SCORES, Says
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.shared import added_counts
 from tacit.recipes import SHARED
@@ -52,6 +52,10 @@ LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.coordinator/1"
 ATTEMPTS = 5
 """Of a talk that fails because someone has gone in the middle of it."""
+ANSWERED: dict[str, dict[str, type]] = {"begin": {"rounds": int, "named": bool, "counted": bool}}
+"""What an answer has to say."""
+LAST = 60.0
+"""Seconds to wait for the last answers, of which only the metrics are wanted."""
 End = TypeVar("End")
 
 
@@ -143,6 +147,10 @@ class Coordinator:
         self._open_folder()
         privacy = self.plan.settings.privacy
         with ExitStack() as opened:
+            if self._was_ended():  # and then killed before it had told everyone, who may be gone by now
+                self._make_center()
+                opened.enter_context(self._kept.training(self))
+                return self._end()
             facts = self._meet_parties()
             if isinstance(privacy, Sound) and (not privacy.trains or privacy.prior_share):
                 if not all(answer.says["counted"] for answer in facts.values()):
@@ -151,9 +159,7 @@ class Coordinator:
                 if isinstance(privacy, Sound) and not privacy.trains:
                     return self._end()
             self._agree_on_names(facts)
-            journals = {name: self.path / PRIVATE / f"{name}.jsonl" for name in ("metrics", "transcript")}
-            kept = Kept(self.path, self._origin, journals)
-            self._journals, self._save = opened.enter_context(kept.training(self))
+            self._journals, self._save = opened.enter_context(self._kept.training(self))
             assert self.center is not None
             if self.aggregation.needs_counts:
                 self._converse("counts", self.center.hear_counts)
@@ -213,20 +219,28 @@ class Coordinator:
         self.exchange.life = lives + 1
         write_json(where, "tacit.lives/1", {"lives": lives + 1})
 
+    @property
+    def _kept(self) -> Kept:
+        journals = {name: self.path / PRIVATE / f"{name}.jsonl" for name in ("metrics", "transcript")}
+        return Kept(self.path, self._origin, journals)
+
+    def _was_ended(self) -> bool:
+        """Whether its last checkpoint is of the end."""
+        found = sorted((self.path / PRIVATE / "checkpoints").glob("epoch-*.safetensors"))
+        return bool(found) and bool(load_tensors(found[-1])[0]["coordinator"][0])
+
     def _origin(self, schema: str) -> dict[str, str]:
         return {"schema": schema, "run": self.run_id, "plan": json.dumps(self.plan.json(), sort_keys=True)}
 
     def _meet_parties(self) -> dict[str, Answer]:
         """Wait until all are there; compare what all mean to do, and agree on the noise; what each says of itself."""
         self._health("waiting for parties")
-        told = self._ask_all(self.plan.parties, "hello", self._hello)
-        noise = {}
-        for name in ("sigma", "prior_sigma", "degree_sigma"):
-            wanted = [answer.says["noise"].get(name) for answer in told.values()]
-            if any(value is not None for value in wanted):
-                noise[name] = max(float(value) for value in wanted if value is not None)
-        bound = self.plan.federation.bound or max(int(answer.says["bound"]) for answer in told.values())
-        names = {name: answer.says["names"] for name, answer in told.items()}
+        told = {name: _facts(name, answer) for name, answer in
+                self._ask_all(self.plan.parties, "hello", self._hello).items()}  # fmt: skip
+        wanted = [one["noise"] for one in told.values()]
+        noise = {name: max(each.get(name, 0.0) for each in wanted) for name in {key for one in wanted for key in one}}
+        bound = self.plan.federation.bound or max(one["bound"] for one in told.values())
+        names = {name: one["names"] for name, one in told.items()}
         where = self.path / PRIVATE / "agreed.json"
         if where.is_file():
             known = read_json(where, "tacit.agreed/1", {"noise": dict, "names": dict, "bound": int})
@@ -262,7 +276,7 @@ class Coordinator:
     def _agree_on_names(self, facts: Mapping[str, Answer]) -> None:
         """Which rows are shared: agreed on once, and remembered."""
         plan, where = self.plan, self.path / PRIVATE / "places.safetensors"
-        settings, count = plan.settings, len(plan.parties)
+        settings = plan.settings
         if not where.is_file() or not all(answer.says["named"] for answer in facts.values()):
             if gone := [name for name, answer in facts.items() if where.is_file() and answer.says["rounds"]]:
                 raise Stopped(f"names were agreed on, and not all remember: {', '.join(gone)} have gone further")
@@ -272,9 +286,14 @@ class Coordinator:
             total *= 2 if self.part == "relation" and settings.training.reciprocal else 1
             kept = {f"places.{party}": ids for party, ids in enumerate(places)} | {"total": torch.tensor([total])}
             save_tensors(where, kept, self._origin("tacit.places/1"))
-        tensors, _ = load_tensors(where)
+        self._make_center()
+
+    def _make_center(self) -> None:
+        """The shared rows as they are before round 1, of names that were agreed on."""
+        plan, settings = self.plan, self.plan.settings
+        tensors, _ = load_tensors(self.path / PRIVATE / "places.safetensors")
         self.center = Center(
-            self.part, self.aggregation, [tensors[f"places.{party}"] for party in range(count)],
+            self.part, self.aggregation, [tensors[f"places.{party}"] for party in range(len(plan.parties))],
             int(tensors["total"]), scorer=settings.scorer, dim=settings.dim, seed=settings.seed,
             fraction=plan.federation.fraction, blind=plan.names_are_private,
         )  # fmt: skip
@@ -333,9 +352,9 @@ class Coordinator:
         told = [answers[names[i]].says if names[i] in answers else {} for i in range(len(names))]
         sizes = [(record.receiver == SERVER, record.size) for record in self.transcript.records[before:]]
         return {
-            "trained": trained, "absent": sorted(result.absent), "loss": [says.get("loss") for says in told],
-            "steps": max((says.get("steps", 0) for says in told), default=0),
-            "examples": sum(says.get("examples", 0) for says in told),
+            "trained": trained, "absent": sorted(result.absent), "loss": [_loss(says.get("loss")) for says in told],
+            "steps": max((_number(says.get("steps")) for says in told), default=0),
+            "examples": sum(_number(says.get("examples")) for says in told),
             "given": sum(size for up, size in sizes if not up), "sent": sum(size for up, size in sizes if up),
         }  # fmt: skip
 
@@ -367,12 +386,11 @@ class Coordinator:
     def _end(self) -> Coordinator:
         """Tell everyone that it is over, and what was best; keep what they say."""
         self._health("ending")
-        answers = self._ask(dict.fromkeys(self.plan.parties, Ask("end", {})), self.deadline)
+        answers = self._ask(dict.fromkeys(self.plan.parties, Ask("end", {})), min(self.deadline, LAST))
         self.exchange.end(self.run_id)
-        by_party = {name: answer.says.get("metrics", {}) for name, answer in answers.items()}
+        by_party = {name: _told_metrics(name, answer.says.get("metrics", {})) for name, answer in answers.items()}
         for split in ("valid", "test"):
-            there = [Metrics.of(found[split]) for found in by_party.values() if split in found]
-            if there:
+            if there := [found[split] for found in by_party.values() if split in found]:
                 self.metrics[split] = weighted(there)
         private = self.path / PRIVATE
         lines = "".join(f"{line}\n" for line in self.transcript.lines(hashes=False))
@@ -383,7 +401,9 @@ class Coordinator:
             write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
         whole = {split: metrics.json() for split, metrics in self.metrics.items()}
         write_json(private / "metrics.json", "tacit.metrics/1",
-                   {"recipe": self.plan.recipe, "metrics": whole, "parties": by_party,
+                   {"recipe": self.plan.recipe, "metrics": whole,
+                    "parties": {name: {split: one.json() for split, one in found.items()}
+                                for name, found in by_party.items()},
                     "best_round": self.patience.best_round, "rounds": self.center.rounds if self.center else 0,
                     "did_not_confirm": [name for name in self.plan.parties if name not in answers]})  # fmt: skip
         self._health("finished")
@@ -401,6 +421,9 @@ class Coordinator:
         for name, answer in answers.items():
             if answer.declined is not None:
                 raise Stopped(f"{name} declines: {answer.declined}")
+            for key, kind in ANSWERED.get(sent[name].asked, {}).items():
+                if not answer.lost and not isinstance(answer.says.get(key), kind):
+                    raise Stopped(f"{name} answers {sent[name].asked!r} with something else than {key}")
             number = self.plan.parties.index(name)
             if any(message.sender != number or message.receiver != SERVER for message in answer.messages):
                 raise Stopped(f"{name} sent messages in another's name")
@@ -498,6 +521,40 @@ class Coordinator:
         self.transcript = Transcript()
         self.transcript.load(self.path / PRIVATE / "transcript.jsonl", self.path / PRIVATE / "payloads")
         self._written = len(self.transcript.records)
+
+
+def _told_metrics(name: str, told: Any) -> dict[str, Metrics]:
+    """What a party tells of its final model; of what cannot be, nothing."""
+    found = {}
+    try:
+        for split in told.keys() & {"valid", "test"}:
+            found[split] = Metrics.of(told[split])
+            float(sum(float(value) for value in asdict(found[split]).values()))
+    except (TypeError, AttributeError, ValueError):
+        LOG.warning("%s tells of metrics what cannot be", name)
+        return {}
+    return found
+
+
+def _loss(found: Any) -> float | None:
+    return None if found is None else _number(found)
+
+
+def _number(found: Any) -> float:
+    """Of what a party tells for people to look at."""
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else 0
+
+
+def _facts(name: str, answer: Answer) -> Says:
+    """What a party tells before round 1, if it can be."""
+    says = answer.says
+    noise, bound, names = says.get("noise"), says.get("bound"), says.get("names")
+    if not isinstance(noise, dict) or type(bound) is not int or not 0 < bound < 1 << 40:
+        raise Stopped(f"{name} tells of itself what cannot be")
+    found = {key: value for key, value in noise.items() if value is not None}
+    if not found.keys() <= set(NOISES) or not all(type(v) is float and 0 < v < 1e9 for v in found.values()):
+        raise Stopped(f"{name} wants noise that cannot be")
+    return {"noise": found, "bound": bound, "names": None if names is None else str(names)[:64]}
 
 
 def _metrics(message: Message, party: int) -> Metrics:

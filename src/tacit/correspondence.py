@@ -152,7 +152,7 @@ def attend(
     patience: seconds without a word of the coordinator after which the party gives up. linger: seconds that it stays
     after the end, if nobody says goodbye. knocks: it says by itself that it is there; not where it can only answer.
     """
-    last, kept, run = (0, 0), b"", ""
+    last, kept, run = (0, 0), b"", participant.run_id
     heard, knocked, ended = time.monotonic(), 0.0, 0.0
 
     def send(letter: bytes) -> bytes:

@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,12 +55,18 @@ from tacit.training import Event, Fit, listed
 
 LOG = logging.getLogger(__name__)
 Says = dict[str, Any]
+NOISES = ("sigma", "prior_sigma", "degree_sigma")
+"""The noise that parties agree on: the most that any of them needs."""
 SCORES = ("mrr", "mr", "hits1", "hits3", "hits10", "amri", "count")
 """What a party tells of its ranks, in this order."""
 
 
 class Declined(TacitError):
     """What this party does not agree to, in words that the coordinator may read."""
+
+
+class Finished(TacitError):
+    """This party has its model already."""
 
 
 class Lost(Exception):
@@ -123,14 +130,17 @@ class Participant:
 
     def _reopen(self) -> None:
         """Go on with a folder that was begun before, if it is of the same graph and plan."""
-        known = read_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", {"run": str, "plan": dict})
+        where = self.path / PRIVATE / "federation.json"
+        if not where.is_file():  # it was killed while it made the folder: there is nothing in it yet
+            return
+        known = read_json(where, "tacit.participant/1", {"run": str, "plan": dict})
         if different := self.plan.differences(known["plan"]):
             raise TacitError(f"{self.path} was begun with another plan ({'; '.join(different)}): choose another --out")
         self.run, self.run_id = Run.open(self.path), known["run"]
         if self.run.graph.fingerprint != self.graph.fingerprint:
             raise TacitError(f"{self.path} was begun with another graph: its triples, names or marks differ")
         if self.run.finished:
-            raise TacitError(f"{self.path} is finished already: there is nothing to go on with.")
+            raise Finished(f"{self.path} is finished already: there is nothing to go on with.")
         if self._places_file.is_file():
             self._take_seat()
 
@@ -151,7 +161,13 @@ class Participant:
             self._record(message)
         if self.fit is not None and (best := says.get("best", 0)) != self.best_round and best == self.validated:
             self._keep_best()
-        answer, said = ways[asked](says, list(messages))
+        try:
+            answer, said = ways[asked](says, list(messages))
+        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            if isinstance(error, TacitError):
+                raise
+            LOG.exception("a question could not be answered")
+            raise Declined(f"the question {asked!r} makes no sense to this party, as it is asked now") from error
         for message in said:
             self._record(message)
         for journal in self._journals.values():
@@ -193,7 +209,7 @@ class Participant:
         wanted = self.plan.federation
         epochs = wanted.rounds * wanted.local_epochs
         found = solved(self.plan.settings, [self.graph], epochs=epochs, limits=limits, holders=wanted.holders).privacy
-        return {name: getattr(found, name) for name in ("sigma", "prior_sigma", "degree_sigma")}
+        return {name: getattr(found, name) for name in NOISES}
 
     def _begin(self, says: Says, messages: list[Message]) -> tuple[Says, list[Message]]:
         """The federation begins, or goes on: a folder for it, with the noise that all have agreed on."""
@@ -201,7 +217,7 @@ class Participant:
         if self.run is None:
             about = {"run": says["run"], "plan": self.plan.json(), "party": self.identity.name}
             self.run = create(self.graph, settings, self.path, budget=self.budget,
-                              holders=self.plan.federation.holders)  # fmt: skip
+                              holders=self.plan.federation.holders, force=self.path.exists())  # fmt: skip
             (self.path / PRIVATE / "transcript.jsonl").touch()
             write_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", about)
             self.run_id = says["run"]
@@ -221,10 +237,14 @@ class Participant:
         settings = replace(settings, training=training)
         if not isinstance(settings.privacy, Sound):
             return settings
+        chosen = {}
         for name, least in self._needed.items():
-            if least is not None and not (noise.get(name) or 0) >= least:
-                raise Declined(f"the coordinator wants a {name} of {noise.get(name)}, and this party needs {least}")
-        return replace(settings, privacy=replace(settings.privacy, **noise))  # type: ignore[arg-type]
+            if least is not None:
+                told = noise[name]
+                chosen[name] = told if isinstance(told, float) else 0.0
+                if not least <= chosen[name] < math.inf:
+                    raise Declined(f"the coordinator wants a {name} of {noise[name]}, and this party needs {least}")
+        return replace(settings, privacy=replace(settings.privacy, **chosen))  # type: ignore[arg-type]
 
     # -- talks ---------------------------------------------------------------------------------------------------------
 
@@ -363,6 +383,8 @@ class Participant:
         number, fit, seat = says["round"], self.fit, self.seat
         if fit is None or seat is None:
             raise Lost
+        if type(number) is not int or not 1 <= number <= self.plan.federation.rounds:
+            raise Declined(f"there are {self.plan.federation.rounds} rounds, and the coordinator wants another")
         if self.rounds < says["after"]:
             raise Declined(
                 f"this party's folder is after round {self.rounds}, and the federation has its rows up to round "

@@ -168,7 +168,7 @@ def join(
     from tacit.door import Door
     from tacit.federated import read_plan
     from tacit.federation.nats import Post
-    from tacit.participant import Participant
+    from tacit.participant import Finished, Participant
 
     if (broker is None) == (door is None):
         raise TacitError("Say how the coordinator's letters come: by --broker, or at --socket; one of the two.")
@@ -181,7 +181,11 @@ def join(
     with ExitStack() as running, _stops_kindly(f"tacit join {plan_path} ..."):
         on_event = running.enter_context(_events(plan, as_json))
         with show.busy("getting ready", as_json):
-            one = Participant(plan, graph, identity, roster, out, budget=budget, on_event=on_event)
+            try:
+                one = Participant(plan, graph, identity, roster, out, budget=budget, on_event=on_event)
+            except Finished as error:
+                show.warn_aside(str(error))
+                raise typer.Exit(0) from None
         running.callback(one.close)
         post: Post | Door
         if broker is not None:
