@@ -1,8 +1,9 @@
-"""What a round costs in one process, over NATS and over Flower: seconds and bytes, side by side in one run.
+"""What a round costs in one process and over NATS: seconds and bytes, side by side in one run.
 
-    python benchmarks/network.py [--rounds 10] [--dim 128] [--out FILE]
+    python benchmarks/network.py [--rounds 10] [--dim 128] [--clinic demo] [--out FILE]
 
 Loopback, real processes, TLS. The same federation everywhere: the embedded clinic, FedE, and FedR under secure sums.
+Over Flower, whose rounds are mostly waiting: `pytest -s -m 'slow or full' tests/test_flower.py -k by_flower`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tacit.clinic import clinic
 from tacit.federated import federate
 from tacit.federation.keys import Identity, Roster
 from tacit.files import write_graph
+from tacit.parties import Parties
 from tacit.settings import combine
 
 SETTINGS: dict[str, Any] = {"negatives": {"count": 32}, "training": {"batch": 64, "device": "cpu"},
@@ -31,17 +33,16 @@ SETTINGS: dict[str, Any] = {"negatives": {"count": 32}, "training": {"batch": 64
 WAYS = {"fede": ("fede", {}), "fedr, secure": ("fedr", {"secure": True})}
 
 
-def in_process(recipe: str, settings: dict[str, Any]) -> dict[str, float]:
+def in_process(parties: Parties, recipe: str, settings: dict[str, Any]) -> dict[str, float]:
     """Median seconds of a round, and bytes of one."""
     events: list[dict[str, Any]] = []
-    run = federate(clinic("demo"), recipe, settings=settings, on_event=events.append)
+    run = federate(parties, recipe, settings=settings, on_event=events.append)
     rounds = [event["seconds"] for event in events if event["event"] == "round"]
     return {"seconds": statistics.median(rounds[1:]), "bytes": run.communication()["bytes"] / len(rounds)}
 
 
-def over_nats(recipe: str, settings: dict[str, Any], root: Path) -> dict[str, float]:
+def over_nats(parties: Parties, recipe: str, settings: dict[str, Any], root: Path) -> dict[str, float]:
     """The same, of processes; bytes as they went to the broker and came from it."""
-    parties = clinic("demo")
     keeper, roster = Identity.new("keeper"), None
     for name in ("coordinator", *parties.names):
         (root / name).mkdir(parents=True)
@@ -84,19 +85,22 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--dim", type=int, default=128)
+    options.add_argument("--clinic", choices=["small", "demo"], default="demo")
     options.add_argument("--out", type=Path, default=None)
     wanted = options.parse_args()
+    parties = clinic(wanted.clinic)
     results: list[dict[str, Any]] = []
     row("", ["ms a round", "MB a round"])
     for label, (recipe, more) in WAYS.items():
         federation = {"rounds": wanted.rounds, "local_epochs": 1} | more
         settings = combine(SETTINGS, {"scorer": {"dim": wanted.dim}, "federation": federation})
         with tempfile.TemporaryDirectory() as folder:
-            ways = {"in process": in_process(recipe, settings), "nats": over_nats(recipe, settings, Path(folder))}
+            ways = {"in process": in_process(parties, recipe, settings),
+                    "nats": over_nats(parties, recipe, settings, Path(folder))}  # fmt: skip
         for way, found in ways.items():
             row(f"{label}, {way}", [1000 * found["seconds"], found["bytes"] / 1e6])
             results.append({"what": label, "way": way, **found})
-    write(wanted.out, "cpu", results, rounds=wanted.rounds, dim=wanted.dim, parties=len(clinic("demo")))
+    write(wanted.out, "cpu", results, rounds=wanted.rounds, dim=wanted.dim, parties=len(parties))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import random
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,14 +17,21 @@ from hypothesis import strategies as st
 
 from tacit import correspondence
 from tacit.clinic import clinic
-from tacit.coordinator import Coordinator, Stopped
+from tacit.coordinator import Ask, Coordinator, Stopped
 from tacit.correspondence import Correspondence, attend
+from tacit.errors import TacitError
 from tacit.federated import Plan, federate, split_settings
+from tacit.federation.aggregation import OwnerMean
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Letter
 from tacit.federation.messages import SERVER, Message, Refused
+from tacit.federation.secure import SumFailed
+from tacit.federation.secured import Secured
+from tacit.federation.transcript import Transcript
+from tacit.federation.transport import InProcess
+from tacit.federation.vocabulary import added, added_up
 from tacit.participant import Declined, Lost, Participant
-from tacit.run import Run
+from tacit.run import Run, train
 from tacit.settings import combine
 from tacit.tensors import load_tensors
 
@@ -116,7 +124,6 @@ def check_the_same(tmp_path, one, wanted, places=None):
 
 def federate_in_process(wanted, places=None, parties=SMALL):
     from tacit.federated import with_noise
-    from tacit.federation.transcript import Transcript
     from tacit.recipes import RECIPES, Setup
 
     settings = with_noise(wanted.recipe, parties, wanted.settings, wanted.federation)
@@ -296,6 +303,68 @@ def test_a_party_trains_no_more_rounds_than_were_agreed_on_and_none_twice(tmp_pa
     with pytest.raises(Declined, match="older state"):
         train(2)
     one.close()
+
+
+@pytest.mark.parametrize("privacy", [{}, {"privacy": {"name": "dpsgd", "sigma": 1.0}}])
+def test_a_party_tells_exact_counts_only_where_the_plan_has_them_told(tmp_path, privacy):
+    recipe = "private_fede" if privacy else "fede"
+    one = a_party(tmp_path, plan(recipe, **privacy, negatives={"count": 4, "scope": "vocabulary"}))
+    one.answer("begin", {"run": "ab", "noise": {"sigma": 1.0} if privacy else {}}, [])
+    for about in ("counts", "marginals", "everything", None):
+        with pytest.raises(Declined, match="nothing to tell"):
+            one.answer("start", {"about": about, "id": "1"}, [])
+    one.close()
+
+
+def test_a_run_that_is_no_partys_is_not_touched(tmp_path):
+    train(SMALL[0], out=tmp_path / "party", dim=4, epochs=1)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "party").rglob("*") if path.is_file()}
+    with pytest.raises(TacitError, match="choose another --out"):
+        a_party(tmp_path, plan("fede"))
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "party").rglob("*") if path.is_file()}
+
+
+def test_what_is_validated_is_a_round_of_the_plan_and_never_an_older_one(tmp_path):
+    one, places = a_party(tmp_path, plan("fede")), torch.arange(len(SMALL[0].entities))
+    one.answer("begin", {"run": "ab", "noise": {}}, [])
+    one.answer("start", {"about": "names", "id": "1"}, [])
+    told = {"part": "entity", "total": len(places)}
+    one.answer("go on", {"id": "1"}, [Message("places", 0, 1, SERVER, 0, told, {"ids": places})])
+
+    def validate(number):
+        rows = {"values": torch.zeros(len(places), 4)}
+        message = Message("rows", number + 1, 0, SERVER, 0, {"part": "entity"}, rows)
+        return one.answer("validate", {"round": number}, [message])
+
+    for number in (0, 4, 1000):
+        with pytest.raises(Declined, match="cannot be validated"):
+            validate(number)
+    validate(2)
+    with pytest.raises(Declined, match="cannot be validated"):
+        validate(1)
+    one.close()
+
+
+def test_answers_of_another_run_are_not_taken():
+    street = Street()
+    post, letters = (
+        street.post(NAMES[0]),
+        Correspondence(street.post("coordinator"), KEYS["coordinator"], ROSTER, NAMES),
+    )
+    for run in ("old", "new"):
+        post.send(None, Letter("answer", NAMES[0], "coordinator", run, 1, 1, {"of": run}).seal(KEYS[NAMES[0]]))
+    found = letters.ask("new", {NAMES[0]: Ask("hello", {})}, 5)
+    assert found[NAMES[0]].says == {"of": "new"}
+
+
+def test_sums_before_round_1_are_over_everyone():
+    """Made again without someone, of the same pseudonyms, they would tell by their difference what that one has."""
+    how = Secured.of(OwnerMean(), [f"party-{i}" for i in range(4)], "relation")
+    members, server = how.for_one_sum()
+    talks = {i: added(np.arange(3, dtype=np.uint32), "relation", member, 1) for i, member in members.items()}
+    transport = InProcess(Transcript(), lambda message: message.kind == "masked" and message.sender == 3)
+    with pytest.raises(SumFailed, match="not all parties"):
+        transport.meet(added_up(3, "relation", server, 1), talks)
 
 
 @given(st.dictionaries(st.sampled_from(["run", "noise", "round", "about", "id", "after", "plan", "protocol", "best"]),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ from tacit.federation.secured import Secured
 from tacit.federation.star import Center, both_ways, checked
 from tacit.federation.transcript import Transcript
 from tacit.federation.transport import Talk, going
-from tacit.federation.vocabulary import joined_names, placed_names
+from tacit.federation.vocabulary import MOST_HIDDEN, joined_names, placed_names
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
 from tacit.kept import Kept
 from tacit.participant import NOISES, SCORES, Says
@@ -465,6 +466,7 @@ class Coordinator:
             raise SumFailed(f"{', '.join(lost)}: started again in the middle of a round")
         said, expects, end = going(talk)
         while True:
+            asks = {}
             if said:
                 asks = {
                     who: Ask("go on", {"id": name}, [m for m in said if m.receiver == numbers[who]])
@@ -473,6 +475,9 @@ class Coordinator:
                 }
                 answers = self._ask(asks, self.deadline)
             if expects is None:
+                # Who did not hear the end of it does not know what was agreed on.
+                if gone := [who for who in asks if who not in answers or answers[who].lost]:
+                    raise SumFailed(f"{', '.join(gone)}: has not heard the end of it")
                 return end  # type: ignore[no-any-return]
             for who, answer in sorted(answers.items()):
                 for message in answer.messages:
@@ -480,7 +485,10 @@ class Coordinator:
                         expects.take(message)
                     except Refused as error:
                         LOG.warning("a message of %s was refused: %s", who, error)
-            said, expects, end = going(talk, expects)
+            try:
+                said, expects, end = going(talk, expects)
+            except Refused as error:
+                raise Stopped(f"what a party sent cannot be used: {error}") from None
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -530,7 +538,7 @@ def _told_metrics(name: str, told: Any) -> dict[str, Metrics]:
         for split in told.keys() & {"valid", "test"}:
             found[split] = Metrics.of(told[split])
             float(sum(float(value) for value in asdict(found[split]).values()))
-    except (TypeError, AttributeError, ValueError):
+    except (TypeError, AttributeError, ValueError, OverflowError):
         LOG.warning("%s tells of metrics what cannot be", name)
         return {}
     return found
@@ -549,10 +557,10 @@ def _facts(name: str, answer: Answer) -> Says:
     """What a party tells before round 1, if it can be."""
     says = answer.says
     noise, bound, names = says.get("noise"), says.get("bound"), says.get("names")
-    if not isinstance(noise, dict) or type(bound) is not int or not 0 < bound < 1 << 40:
+    if not isinstance(noise, dict) or type(bound) is not int or not 0 < bound <= MOST_HIDDEN:
         raise Stopped(f"{name} tells of itself what cannot be")
     found = {key: value for key, value in noise.items() if value is not None}
-    if not found.keys() <= set(NOISES) or not all(type(v) is float and 0 < v < 1e9 for v in found.values()):
+    if not found.keys() <= set(NOISES) or not all(type(v) is float and 0 < v < 1e4 for v in found.values()):
         raise Stopped(f"{name} wants noise that cannot be")
     return {"noise": found, "bound": bound, "names": None if names is None else str(names)[:64]}
 
@@ -561,9 +569,10 @@ def _metrics(message: Message, party: int) -> Metrics:
     """What a party tells of its validation."""
     numbers = message.arrays.get("numbers")
     if message.kind != "score" or numbers is None or tuple(numbers.shape) != (1, len(SCORES)):
-        raise Refused(f"party {party} tells something else than its validation")
+        raise Stopped(f"party {party} tells something else than its validation")
     values = dict(zip(SCORES, numbers[0].tolist(), strict=True))
     count = values.pop("count")
-    if not count >= 0 or count != int(count) or (count and not 0 <= values["mrr"] <= 1):
-        raise Refused(f"party {party} tells of a validation that cannot be")
+    whole = all(math.isfinite(value) for value in values.values()) and 0 <= values["mrr"] <= 1
+    if not 0 <= count < 1 << 40 or count != int(count) or (count and not whole):
+        raise Stopped(f"party {party} tells of a validation that cannot be")
     return Metrics(**values, count=int(count))

@@ -8,6 +8,7 @@ answer, and gives it again to whoever reminds it; what is older is not answered 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tacit.errors import TacitError
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Away, Letter
 from tacit.federation.messages import Refused
+from tacit.federation.secure import SumFailed
 from tacit.participant import Declined, Lost, Participant
 
 LOG = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class Correspondence:
     between: Callable[[], None] = lambda: None
     """What is done now and then while answers are awaited."""
     _looked: float = 0.0
+    _nonces: dict[str, str] = field(default_factory=dict)
+    """What each party said when it last knocked: a question that has it was not written before."""
     failed: set[str] = field(default_factory=set)
     """Parties that said that they cannot go on, and were not heard of since."""
     parties_knock: bool = True
@@ -63,13 +67,10 @@ class Correspondence:
     def ask(self, run: str, asks: Mapping[str, Ask], seconds: float) -> dict[str, Answer]:
         """Answers of those who gave one in time."""
         self.number += 1
-        sealed = {
-            name: self._letter("ask", name, run, {"asked": ask.asked, **ask.says}, [m.encode() for m in ask.messages])
-            for name, ask in asks.items()
-        }
-        for name, content in sealed.items():
-            self._send(name, content)
+        for name, ask in asks.items():
+            self._send(name, self._question(name, run, ask))
         found: dict[str, Answer] = {}
+        resent: dict[str, float] = {}
         end, poke = time.monotonic() + seconds, time.monotonic() + POKE
         while len(found) < len(asks) and (now := time.monotonic()) < end:
             if now >= self._looked + POKE:
@@ -82,10 +83,15 @@ class Correspondence:
             letter = self._next(min(poke, end) - now)
             if letter is None or letter.sender not in asks or letter.sender in found:
                 continue
-            if letter.kind == "here" or (letter.kind == "unknown" and self._is_now(letter)):
-                self.failed.discard(letter.sender)
-                self._send(letter.sender, sealed[letter.sender])
-            elif letter.kind == "answer" and self._is_now(letter):
+            name = letter.sender
+            if letter.kind == "here" or (letter.kind == "unknown" and self._is_now(letter, run)):
+                self.failed.discard(name)
+                if letter.kind == "here":
+                    self._nonces[name] = str(letter.says.get("nonce", ""))[:64]
+                if now >= resent.get(name, 0.0) + POKE / 2:
+                    resent[name] = now
+                    self._send(name, self._question(name, run, asks[name]))
+            elif letter.kind == "answer" and self._is_now(letter, run):
                 if letter.says.get("failed"):
                     LOG.warning("%s cannot go on: its own log says why. It is waited for.", letter.sender)
                     self.failed.add(letter.sender)
@@ -115,8 +121,12 @@ class Correspondence:
             self.identity
         )
 
-    def _is_now(self, letter: Letter) -> bool:
-        return (letter.life, letter.number) == (self.life, self.number)
+    def _question(self, name: str, run: str, ask: Ask) -> bytes:
+        says = {"asked": ask.asked, "nonce": self._nonces.get(name, ""), **ask.says}
+        return self._letter("ask", name, run, says, [message.encode() for message in ask.messages])
+
+    def _is_now(self, letter: Letter, run: str) -> bool:
+        return (letter.run, letter.life, letter.number) == (run, self.life, self.number)
 
     def _next(self, seconds: float) -> Letter | None:
         """The next letter of a party, if one comes in time that is one."""
@@ -140,7 +150,9 @@ def _answer(letter: Letter) -> Answer:
     declined, lost = says.pop("declined", None), bool(says.pop("lost", False))
     if declined is not None and not isinstance(declined, str):
         raise Refused("a reason that is no words")
-    return Answer(says, letter.decoded(), None if declined is None else declined[:2000], lost)
+    if declined is not None:
+        declined = "".join(sign for sign in declined[:2000] if sign.isprintable())
+    return Answer(says, letter.decoded(), declined, lost)
 
 
 def attend(
@@ -152,7 +164,8 @@ def attend(
     patience: seconds without a word of the coordinator after which the party gives up. linger: seconds that it stays
     after the end, if nobody says goodbye. knocks: it says by itself that it is there; not where it can only answer.
     """
-    last, kept, run = (0, 0), b"", participant.run_id
+    last, kept, run = participant.last_letter, b"", participant.run_id
+    nonce = secrets.token_hex(16)
     heard, knocked, ended = time.monotonic(), 0.0, 0.0
 
     def send(letter: bytes) -> bytes:
@@ -174,7 +187,7 @@ def attend(
             raise Unheard(f"nothing was heard of {coordinator} for {patience:g} s. What there is is kept: start "
                              "this again, and it goes on.")  # fmt: skip
         if knocks and (now - max(heard, knocked) >= KNOCK or not knocked):
-            write("here")
+            write("here", says={"nonce": nonce})
             knocked = now
         came = post.receive(KNOCK)
         if came is None:
@@ -191,18 +204,22 @@ def attend(
             return
         if letter.kind not in ("ask", "poke") or key < last:
             continue
-        if key == last:
+        if key == last and kept:
             send(kept)
             continue
         if letter.kind == "poke":
-            write("unknown", key)
+            send(Letter("unknown", identity.name, coordinator, letter.run, *key).seal(identity))
             continue
+        if knocks and not run and letter.says.get("nonce") != nonce:
+            continue  # of another time: whoever writes now has heard this party knock
         last, run = key, letter.run
+        participant.remember(*key)
         asked, says = str(letter.says.get("asked")), dict(letter.says)
         stop: Exception | None = None
         try:
             answer, messages = participant.answer(asked, says, letter.decoded())
-        except Lost:
+        except (Lost, Refused, SumFailed) as error:  # of a talk in which someone else may be wrong
+            LOG.warning("what was asked could not be done: %s", error)
             answer, messages = {"lost": True}, []
         except Declined as error:
             answer, messages, stop = {"declined": str(error)}, [], error

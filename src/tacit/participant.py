@@ -22,14 +22,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from tacit import __version__
 from tacit.draws import Secret
-from tacit.errors import BadInput, TacitError
+from tacit.errors import BadInput, TacitError, excerpt
 from tacit.evaluation.ranking import Metrics
 from tacit.federated import Plan
 from tacit.federation.keys import Identity, Roster
@@ -116,7 +116,7 @@ class Participant:
         self._open = contextlib.ExitStack()
         self._journals: dict[str, Any] = {}
         self._save: Callable[[int], None] = lambda number: None
-        self._recorded, self._begun = 0, False
+        self._recorded, self._begun = -1, False
         self._pending: list[Record] = []
         self._needed = self._own_noise()
         wanted = plan.federation
@@ -131,8 +131,10 @@ class Participant:
     def _reopen(self) -> None:
         """Go on with a folder that was begun before, if it is of the same graph and plan."""
         where = self.path / PRIVATE / "federation.json"
-        if not where.is_file():  # it was killed while it made the folder: there is nothing in it yet
-            return
+        if not where.is_file():
+            raise TacitError(
+                f"{self.path} holds something else than a party's run of a federation: choose another --out"
+            )
         known = read_json(where, "tacit.participant/1", {"run": str, "plan": dict})
         if different := self.plan.differences(known["plan"]):
             raise TacitError(f"{self.path} was begun with another plan ({'; '.join(different)}): choose another --out")
@@ -148,6 +150,20 @@ class Participant:
         """Let go of the folder."""
         self._open.close()
         self._journals, self._save = {}, lambda number: None
+
+    @property
+    def last_letter(self) -> tuple[int, int]:
+        """The last question that it was asked, before it was started again."""
+        where = self.path / PRIVATE / "letters.json"
+        if not self.run_id or not where.is_file():
+            return (0, 0)
+        known = read_json(where, "tacit.letters/1", {"life": int, "number": int})
+        return (known["life"], known["number"])
+
+    def remember(self, life: int, number: int) -> None:
+        """What is asked now: nothing older is answered any more."""
+        if self.run is not None:
+            write_json(self.path / PRIVATE / "letters.json", "tacit.letters/1", {"life": life, "number": number})
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
@@ -184,7 +200,8 @@ class Participant:
             raise Declined("the coordinator means to do something else than this party: " + "; ".join(different))
         names = names_of(self.graph, self.part)
         return {
-            "tacit": __version__, "noise": self._needed, "bound": usual_bound([names]),
+            "tacit": __version__, "noise": self._needed,
+            "bound": usual_bound([names]) if self.plan.names_are_private and not self.plan.federation.bound else 1,
             "names": None if self.plan.names_are_private else hashlib.sha256("\n".join(names).encode()).hexdigest(),
             "rounds": self._saved_rounds(),
         }, []  # fmt: skip
@@ -217,9 +234,7 @@ class Participant:
         if self.run is None:
             about = {"run": says["run"], "plan": self.plan.json(), "party": self.identity.name}
             self.run = create(self.graph, settings, self.path, budget=self.budget,
-                              holders=self.plan.federation.holders, force=self.path.exists())  # fmt: skip
-            (self.path / PRIVATE / "transcript.jsonl").touch()
-            write_json(self.path / PRIVATE / "federation.json", "tacit.participant/1", about)
+                              holders=self.plan.federation.holders, federation=about)  # fmt: skip
             self.run_id = says["run"]
         if self.run_id != says["run"]:
             raise Declined("this party's folder belongs to another federation than the coordinator's: choose another "
@@ -250,13 +265,20 @@ class Participant:
 
     def _start(self, says: Says, messages: list[Message]) -> tuple[Says, list[Message]]:
         """Begin to talk of something, or begin anew."""
-        about, more = says["about"], {}
+        about, more, privacy = says["about"], {}, self.plan.settings.privacy
+        # What was agreed on, and nothing else: exact counts, above all, only where the plan has them told.
+        counted = isinstance(privacy, Sound) and (not privacy.trains or bool(privacy.prior_share))
+        allowed = {"names": True, "train": True, "marginals": counted,
+                   "counts": self.aggregation.needs_counts and not privacy.sound}  # fmt: skip
+        if not allowed.get(about):
+            raise Declined(f"the plan has nothing to tell about {excerpt(str(about))}")
         if about == "names":
             talk = self._name()
         elif about == "marginals":
             talk = self._count()
         elif about == "counts":
-            assert self.seat is not None
+            if self.seat is None:
+                raise Lost
             talk = self.seat.told_counts(row_counts(self.graph, self.part, self.plan.settings.training.reciprocal))
         else:
             more = self._train(says, messages)
@@ -364,11 +386,8 @@ class Participant:
         table = fit.cohort.tables.entity if self.part == "entity" else fit.cohort.tables.relation
         self.seat = Seat(self.number, self.part, self.aggregation, lambda: table, tensors["places"].to(fit.device),
                          int(tensors["total"]), self.plan.names_are_private)  # fmt: skip
-        kept = Kept(self.path, self.run._origin, {name: self.path / PRIVATE / f"{name}.jsonl"
-                                                  for name in ("metrics", "transcript")})  # fmt: skip
+        kept = Kept(self.path, self.run._origin, {"metrics": self.path / PRIVATE / "metrics.jsonl"})
         self._journals, self._save = self._open.enter_context(kept.training(self))
-        self._recorded = (self.path / PRIVATE / "transcript.jsonl").read_bytes().count(b"\n")
-        self._write_pending(self._journals["transcript"])
         self._charge(int(fit.cohort.epochs.max()))
 
     def _charge(self, epochs: int) -> None:
@@ -390,7 +409,7 @@ class Participant:
                 f"this party's folder is after round {self.rounds}, and the federation has its rows up to round "
                 f"{says['after']}: it was put back to an older state. Put the newer one back; or leave the federation."
             )
-        if self.rounds > number:
+        if self.rounds > number or (self.rounds < number <= self.validated):
             raise Declined(f"the coordinator is at round {number}, and this party has trained round {self.rounds}: "
                              "the coordinator was put back to an older state")  # fmt: skip
         if self.rounds == number:
@@ -434,8 +453,11 @@ class Participant:
     def _validate(self, says: Says, messages: list[Message]) -> tuple[Says, list[Message]]:
         """Take the rows after a round, and tell how well they answer its own questions; of private training nothing."""
         fit, number = self.fit, says["round"]
-        if fit is None or self.rounds > number:
+        if fit is None:
             raise Lost
+        first, last = max(self.rounds, self.validated, 1), self.plan.federation.rounds
+        if type(number) is not int or not first <= number <= last:
+            raise Declined(f"round {excerpt(str(number))} cannot be validated: it is {first} to {last}")
         self._take(number + 1, messages)
         self.validated = number
         [metrics] = fit.evaluate("valid", best=False)
@@ -465,8 +487,6 @@ class Participant:
                 counts, _ = load_tensors(self._counts_file)
                 twice = 2 if run.settings.training.reciprocal else 1
                 nothing = Tables.empty(run.settings.scorer, len(self.graph.entities), twice * len(self.graph.relations))
-                with open(self.path / PRIVATE / "transcript.jsonl", "ab") as journal:
-                    self._write_pending(journal)
                 run._end(run._made(nothing, Prior(counts["tails"], counts["heads"])), 0)
             else:
                 if fit is None:
@@ -497,16 +517,18 @@ class Participant:
         self.on_event(event)
 
     def _record(self, message: Message) -> None:
-        """Note what was sent or received; before there is a folder to note it in, remember to."""
+        """Note what was sent or received, for ever: also what is sent again. Until there is a folder, remember to."""
         self._pending.append(replace(Record.of(0, message), sha256=hashlib.sha256(message.encode()).hexdigest()))
-        if "transcript" in self._journals:
-            self._write_pending(self._journals["transcript"])
-
-    def _write_pending(self, journal: IO[bytes]) -> None:
-        for record in self._pending:
-            line = json.dumps(replace(record, number=self._recorded).json(), sort_keys=True)
-            journal.write(line.encode() + b"\n")
-            self._recorded += 1
+        if self.run is None:
+            return
+        where = self.path / PRIVATE / "transcript.jsonl"
+        if self._recorded < 0:
+            self._recorded = where.read_bytes().count(b"\n") if where.is_file() else 0
+        with open(where, "ab") as journal:
+            for record in self._pending:
+                line = json.dumps(replace(record, number=self._recorded).json(), sort_keys=True)
+                journal.write(line.encode() + b"\n")
+                self._recorded += 1
         self._pending.clear()
 
     def _checkpoint(self, number: int) -> None:

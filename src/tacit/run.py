@@ -397,10 +397,12 @@ def create(
     force: bool = False,
     budget: str | None = None,
     holders: int = 1,
+    federation: Mapping[str, Any] | None = None,
 ) -> Run:
     """A run folder that is ready to train: whole, or not there. `budget`: the holding that pays for a private one.
 
-    `holders`: how many parties of a federation hold the same triple at most.
+    `holders`: how many parties of a federation hold the same triple at most. `federation`: which one this is a party's
+    run of, if it is (`tacit.participant`).
     """
     chosen_device(settings.training.device)
     _check(graph, settings)
@@ -419,6 +421,8 @@ def create(
         (folder / SHAREABLE).mkdir()
         save_graph(private / "graph.safetensors", graph)
         (private / "metrics.jsonl").touch()
+        if federation is not None:
+            write_json(private / "federation.json", "tacit.participant/1", federation)
         if cap is not None:
             Ledger.begin(private / SPENT, cap)
         write_json(folder / "environment.json", "tacit.environment/1", environment(graph))

@@ -240,9 +240,13 @@ def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: A
         nonlocal seen, roster
         if broker is not None:
             broker.revive()
-        if (now := path.stat().st_mtime_ns) != seen:
-            seen = now
-            roster = Roster.load(path, roster.keeper, roster.version)
+        try:
+            if (now := path.stat().st_mtime_ns) == seen:
+                return
+            seen, roster = now, Roster.load(path, roster.keeper, roster.version)
+        except (TacitError, OSError) as error:
+            show.warn_aside(f"the roster was not taken: {error}")
+        else:
             letters.roster = roster
             if broker is not None:
                 broker.reload(roster)

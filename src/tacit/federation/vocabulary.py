@@ -33,7 +33,8 @@ from tacit.graph import Graph, Vocab
 Tensor = Any
 TELL, PLACE = 0, 1
 """Phases of the open way, before round 1."""
-MOST_NAMES = 1 << 32
+MOST_NAMES, MOST_HIDDEN = 1 << 28, 1 << 24
+"""Of all parties, openly; of each, if they are hidden."""
 ATTEMPTS = 3
 """A sketch that cannot be read, by bad luck, is made again."""
 
@@ -67,6 +68,8 @@ def told_names(vocabulary: Vocab, part: Part, party: int) -> Talk[tuple[int, Ten
         Inbox("places", part, 0, PLACE, party, {SERVER: len(vocabulary)}),
     )
     [told] = own.messages()
+    if told.says["total"] > MOST_NAMES:
+        raise Refused(f"{told.says['total']:,} shared rows: {MOST_NAMES:,} is the most")
     return told.says["total"], told.arrays["ids"]
 
 
@@ -133,6 +136,8 @@ def hidden_names(vocabulary: Vocab, part: Part, member: Member) -> Talk[tuple[Te
     count, before = len(names), names[(here - 1) % len(names)]
     [told] = (yield [], Inbox("naming", part, 0, TELL, here, {SERVER: 0})).messages()
     bound, salt, domain = told.says["bound"], told.says["salt"], told.arrays["domain"].numpy().tobytes()
+    if bound > MOST_HIDDEN:
+        raise Refused(f"a bound of {bound:,} names: {MOST_HIDDEN:,} is the most")
     side = Pseudonyms(vocabulary.names, bound, domain)
     points = side.blinded()
     for hop in range(count):
@@ -168,7 +173,7 @@ def joined_names(count: int, part: Part, server: Summing, bound: int) -> Talk[in
     if count < 2:
         raise TacitError("one party has no one to agree with: use the open way")
     domain = b"tacit/" + part.encode() + secrets.token_bytes(16)  # other agreements do not compare
-    salt, everyone = secrets.randbits(63), dict.fromkeys(range(count), bound)
+    salt, everyone = _salt(), dict.fromkeys(range(count), bound)
     says = {"part": part, "bound": bound, "salt": salt}
     said = [Message("naming", 0, TELL, SERVER, party, says, {"domain": _octets(domain)}) for party in everyone]
     for hop in range(count):
@@ -183,13 +188,18 @@ def joined_names(count: int, part: Part, server: Summing, bound: int) -> Talk[in
         except TacitError:
             if attempt == ATTEMPTS - 1:
                 raise
-            union, salt = np.zeros((0, 16), np.uint8), secrets.randbits(63)
+            union, salt = np.zeros((0, 16), np.uint8), _salt()
         shown, says = torch.from_numpy(union), {"part": part, "salt": salt}
         said = [Message("union", 0, PLACE + attempt, SERVER, party, says, {"keys": shown}) for party in everyone]
         if len(union):
             break
     yield said, None
     return len(union)
+
+
+def _salt() -> int:
+    """Below 2**63, and always of 19 digits: messages have one size."""
+    return 10**18 + secrets.randbelow(2**63 - 10**18)
 
 
 def _octets(content: bytes) -> Tensor:
@@ -224,7 +234,11 @@ def added(words: Words, part: Part, member: Member, first: int) -> Talk[None]:
     [shares] = (yield [member.shares(members, first + 1)], told("shares", first + 1)).messages()
     member.keep(shares)
     [heard] = (yield [member.masked(words, first + 2, 0)], told("heard", first + 2)).messages()
-    [agreed] = (yield [member.signed(heard, first + 3)], told("agreed", first + 3)).messages()
+    signed = member.signed(heard, first + 3)
+    if member.heard != tuple(range(len(member.terms.names))):
+        # It may be made again, of the same numbers: two sums over different parties could be subtracted.
+        raise SumFailed("not all parties were heard: they have to stay while they agree")
+    [agreed] = (yield [signed], told("agreed", first + 3)).messages()
     yield [member.opened(agreed, first + 4)], None
 
 
