@@ -136,7 +136,7 @@ class Coordinator:
         self.center: Center | None = None
         self.metrics: dict[str, Metrics] = {}
         self.run_id = ""
-        self._talks, self._bound = 0, 0
+        self._talks = self._bound = self._written = 0
         self._noise: dict[str, float] = {}
         self._save: Callable[[int], None] = lambda number: None
         self._journals: dict[str, Any] = {}
@@ -509,14 +509,11 @@ class Coordinator:
         self._written = len(self.transcript.records)
         self._save(number)
 
-    _written = 0
-
     def state(self) -> dict[str, Any]:
         """Everything that it needs to go on."""
         assert self.center is not None
         own = torch.tensor([int(self.finished), self.validated, *self.took])
-        counts = {f"counts.{party}": values for party, values in self.center.counts.items()}
-        return {"coordinator": own} | self.center.state() | self.patience.state() | counts
+        return {"coordinator": own} | self.center.state() | self.patience.state()
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
