@@ -528,7 +528,7 @@ def log_of(folder, name):
 @pytest.mark.parametrize(
     ("recipe", "more", "interrupted"),
     [
-        pytest.param("fede", {}, False, marks=pytest.mark.slow, id="fede"),
+        pytest.param("fede", {}, False, marks=pytest.mark.full, id="fede"),
         pytest.param("fede", {}, True, marks=pytest.mark.full, id="fede-interrupted"),
         pytest.param("fedr", {"rounds": 1, "secure": True}, False, marks=pytest.mark.full, id="secure-fedr"),
     ],
