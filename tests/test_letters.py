@@ -243,6 +243,28 @@ def test_what_a_party_does_not_agree_to_is_said_with_the_difference(tmp_path):
     assert not (tmp_path / "party").exists()
 
 
+def test_versions_are_compared_before_anything_else(tmp_path):
+    one = a_party(tmp_path, plan("fede"))
+    with pytest.raises(Declined, match="version 99 of the protocol, and this party version 1"):
+        one.answer("hello", {"protocol": 99, "tacit": "9.0", "plan": plan("fede").json()}, [])
+    assert not (tmp_path / "party").exists()
+
+
+def test_names_that_changed_since_the_federation_began_are_refused(tmp_path):
+    street, wanted = Street(), plan("fede")
+    together(tmp_path, wanted, street)
+    where = tmp_path / "coordinator" / "private"
+    (where / "metrics.json").unlink()  # as if it had been killed before its first checkpoint
+    for path in (where / "checkpoints").iterdir():
+        path.unlink()
+    known = json.loads((where / "agreed.json").read_text())
+    (where / "agreed.json").write_text(json.dumps(known | {"names": dict.fromkeys(NAMES, "other")}))
+    for name in NAMES:
+        (tmp_path / name).rename(tmp_path / f"{name}.old")
+    with pytest.raises(Stopped, match="has other names than when the federation began"):
+        together(tmp_path, wanted, Street())
+
+
 def test_each_ones_own_affairs_may_differ():
     mine, theirs = plan("fede"), plan("fede", training={"batch": 64, "device": "cuda"}, name="other")
     assert mine.differences(json.loads(json.dumps(theirs.json()))) == []

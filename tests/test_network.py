@@ -27,6 +27,7 @@ pytest.importorskip("nats", reason="the extra nats is not installed")
 from tacit.federated import Plan, split_settings
 from tacit.federation.broker import Broker, nkey_of, subject
 from test_letters import federate_in_process
+from test_nats import until
 
 if shutil.which("nats-server") is None and not (Path(sys.executable).parent / "nats-server").exists():
     pytest.skip("nats-server is not installed", allow_module_level=True)
@@ -164,13 +165,6 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def until(true, seconds=PATIENCE):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tacit.federation.aggregation import Result
 from tacit.federation.messages import SERVER, VERSION, Message, Refused
 from tacit.federation.secure import SumFailed
 from tacit.federation.secured import Secured
-from tacit.federation.star import Center, both_ways, checked
+from tacit.federation.star import Center, both_ways, checked, shared_by
 from tacit.federation.transcript import Transcript
 from tacit.federation.transport import Talk, going
 from tacit.federation.vocabulary import MOST_HIDDEN, joined_names, placed_names
@@ -44,7 +44,7 @@ from tacit.kept import Kept
 from tacit.participant import NOISES, SCORES, Says
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.shared import added_counts
-from tacit.recipes import SHARED
+from tacit.recipes import SHARED, warn_of
 from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE
 from tacit.tensors import load_tensors, save_tensors
 from tacit.training import Event, listed
@@ -283,11 +283,14 @@ class Coordinator:
                 raise Stopped(f"names were agreed on, and not all remember: {', '.join(gone)} have gone further")
             self._health("agreeing on names")
             found, places = self._converse("names", self._naming)
-            places, total = [both_ways(ids, found, self.part, settings.training.reciprocal)[0] for ids in places], found
-            total *= 2 if self.part == "relation" and settings.training.reciprocal else 1
-            kept = {f"places.{party}": ids for party, ids in enumerate(places)} | {"total": torch.tensor([total])}
+            both = [both_ways(ids, found, self.part, settings.training.reciprocal) for ids in places]
+            kept = {f"places.{party}": ids for party, (ids, _) in enumerate(both)}
+            kept["total"] = torch.tensor([both[0][1]])
             save_tensors(where, kept, self._origin("tacit.places/1"))
         self._make_center()
+        assert self.center is not None
+        known = None if plan.names_are_private else shared_by(self.center.places, self.center.total, 2)
+        warn_of(plan.federation, self.part, known)
 
     def _make_center(self) -> None:
         """The shared rows as they are before round 1, of names that were agreed on."""

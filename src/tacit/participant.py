@@ -35,7 +35,7 @@ from tacit.federated import Plan
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import SERVER, VERSION, Inbox, Message
 from tacit.federation.secured import Secured
-from tacit.federation.star import Seat, both_ways, checked, row_counts
+from tacit.federation.star import Seat, both_ways, checked, row_counts, warn_beyond
 from tacit.federation.transcript import Record
 from tacit.federation.transport import Talk, going
 from tacit.federation.vocabulary import hidden_names, names_of, told_names, usual_bound
@@ -348,7 +348,7 @@ class Participant:
         The rows of a round are the same when it is made again. Two sums of them, over different parties, could be
         subtracted: so a list of others than before is refused.
         """
-        where, came = self.path / PRIVATE / "opened.json", None
+        where, came, before = self.path / PRIVATE / "opened.json", None, self.aggregation.beyond
         opened = dict(read_json(where, "tacit.opened/1", {"rounds": dict})["rounds"]) if where.is_file() else {}
         while True:
             said, expects, _ = going(talk, came)
@@ -361,6 +361,7 @@ class Participant:
                         raise Declined(f"the sum of round {number} was opened before, of other parties than now")
                     write_json(where, "tacit.opened/1", {"rounds": {**opened, key: heard}})
             if expects is None:
+                warn_beyond(self.aggregation.beyond - before, number)
                 yield said, None
                 return
             came = yield said, expects

@@ -154,13 +154,18 @@ class Setup:
         star = Star(fit, part, wanted.how(self.parties.names, part), self.transcript, local_epochs=wanted.local_epochs,
                     fraction=wanted.fraction, optimizer_state=wanted.optimizer_state, bound=wanted.bound,
                     vocabulary="private" if self.names_are_private else "open")  # fmt: skip
-        if wanted.secure and wanted.fraction < 1:
-            LOG.warning("sums over different parties can be subtracted: with federation.fraction below 1 a server "
-                        "learns who has which row, and comes near to single rows")  # fmt: skip
-        if (share := star.shared_by(2)) < FEW_SHARED:
-            LOG.warning("only %.0f%% of the %s rows are in two parties or more: little can be learned by sharing them",
-                        100 * share, part)  # fmt: skip
+        warn_of(wanted, part, star.shared_by(2))
         return Together(fit, wanted, star)
+
+
+def warn_of(wanted: Federation, part: Part, share: float | None) -> None:
+    """What a federation will be disappointed by. `share`: of rows that two parties or more have, where it is known."""
+    if wanted.secure and wanted.fraction < 1:
+        LOG.warning("sums over different parties can be subtracted: with federation.fraction below 1 a server "
+                    "learns who has which row, and comes near to single rows")  # fmt: skip
+    if share is not None and share < FEW_SHARED:
+        LOG.warning("only %.0f%% of the %s rows are in two parties or more: little can be learned by sharing them",
+                    100 * share, part)  # fmt: skip
 
 
 def local(setup: Setup) -> Together:

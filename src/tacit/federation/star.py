@@ -248,6 +248,14 @@ def row_counts(graph: Graph, part: Part, reciprocal: bool) -> np.ndarray:
     return np.concatenate([many, many]) if part == "relation" and reciprocal else many
 
 
+def shared_by(places: Sequence[Tensor], total: int, many: int) -> float:
+    """The share of so many rows that at least `many` parties have, by the places of each."""
+    owners = torch.zeros(total, device=places[0].device)
+    for ids in places:
+        owners[ids] += 1
+    return float((owners >= many).float().mean())
+
+
 def both_ways(places: Tensor, found: int, part: Part, reciprocal: bool) -> tuple[Tensor, int]:
     """Places and their number, with those of the inverse relations where a relation has two rows."""
     if part == "relation" and reciprocal:
@@ -358,10 +366,7 @@ class Star:
 
     def shared_by(self, many: int) -> float:
         """The share of shared rows that at least so many parties have."""
-        owners = torch.zeros(self.total, device=self.table.device)
-        for ids in self.places:
-            owners[ids] += 1
-        return float((owners >= many).float().mean())
+        return shared_by(self.places, self.total, many)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
