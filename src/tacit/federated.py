@@ -33,8 +33,8 @@ from tacit.federation.aggregation import AGGREGATIONS, Aggregation, Part
 from tacit.federation.keys import Identity, Roster, keys_in
 from tacit.federation.messages import SERVER
 from tacit.federation.secured import Secured
-from tacit.federation.star import GIVE, Star, sampled_number
-from tacit.federation.transcript import Adversary, Transcript, View, rounds
+from tacit.federation.star import Star, sampled_number
+from tacit.federation.transcript import GIVE, Adversary, Transcript, View, rounds
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
 from tacit.graph import Graph, SplitName
 from tacit.kept import Kept, locked
@@ -420,7 +420,8 @@ class FederatedRun:
 
             def checkpoint() -> None:
                 nonlocal written
-                self._write_payloads(written)
+                assert self.path is not None
+                self.transcript.write_contents(self.path / PRIVATE / "payloads", written)
                 for line in self.transcript.lines(written):
                     files["transcript"].write(line.encode() + b"\n")
                 written = len(self.transcript.records)
@@ -432,13 +433,6 @@ class FederatedRun:
                 together.run(told, checkpoint)
             LOG.info("the federation ends")
             return self._end(together)
-
-    def _write_payloads(self, first: int) -> None:
-        assert self.path is not None
-        folder = self.path / PRIVATE / "payloads"
-        for number in range(first, len(self.transcript.records)):
-            if (message := self.transcript.payloads.get(number)) is not None:
-                write_whole(folder / f"{number:08d}", message.encode())
 
     def _end(self, together: Together) -> FederatedRun:
         fit, alone = together.fit, together.star is None
@@ -581,7 +575,8 @@ class FederatedRun:
         leaks: Mapping[str, Any] | None = None,
     ) -> View:
         """What an adversary saw of it. `published`: rows that were given to anyone."""
-        return self.transcript.view(adversary, graphs=self.parties.graphs, published=published, leaks=leaks)
+        graphs, known = self.parties.graphs, self._setup().known(self.recipe)
+        return self.transcript.view(adversary, graphs=graphs, known=known, published=published, leaks=leaks)
 
     # -- in a folder ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ dpkge      each party alone, confidential statements by private steps, others by
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from tacit.examples import Examples
 from tacit.federated import Federation, Together
 from tacit.federation.aggregation import Part
 from tacit.federation.secured import Secured
-from tacit.federation.star import FEW_SHARED, Star
-from tacit.federation.transcript import Transcript
+from tacit.federation.star import FEW_SHARED, Disguise, Star
+from tacit.federation.transcript import Known, Transcript
 from tacit.federation.transport import InProcess
 from tacit.graph import Graph
 from tacit.models import Prior, Tables
@@ -48,6 +48,8 @@ class Setup:
     transcript: Transcript
     counts: Path | None = None
     """Where the parties' noisy counts are kept, if they release any: once."""
+    disguises: Mapping[int, Disguise] = field(default_factory=dict)
+    """Parties that do not send what they should: for attacks."""
     _prior: Prior | None = field(default=None, init=False, repr=False)
 
     @property
@@ -102,6 +104,13 @@ class Setup:
             return f"that it has no more names than the bound; {union}; {how.discloses()}"
         return f"its {part} names; {how.discloses()}"
 
+    def known(self, recipe: str) -> Known | None:
+        """What everybody in such a federation knows of it; None: nothing is shared."""
+        if (part := SHARED.get(recipe)) is None:
+            return None
+        settings = self.settings
+        return Known(settings.scorer, settings.dim, part, len(self.parties), settings.training.reciprocal)
+
     def fit(self, recipe: str) -> Fit:
         return Fit(self.settings, self.graphs(recipe), prior=self.prior(recipe))
 
@@ -154,6 +163,8 @@ class Setup:
         star = Star(fit, part, wanted.how(self.parties.names, part), self.transcript, local_epochs=wanted.local_epochs,
                     fraction=wanted.fraction, optimizer_state=wanted.optimizer_state, bound=wanted.bound,
                     vocabulary="private" if self.names_are_private else "open")  # fmt: skip
+        for party, disguise in self.disguises.items():
+            star.seats[party].disguise = disguise
         warn_of(wanted, part, star.shared_by(2))
         return Together(fit, wanted, star)
 

@@ -20,7 +20,7 @@ from tacit.errors import BadValue, TacitError
 from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared, located
 from tacit.federation.messages import SERVER, Inbox, Message, Refused
 from tacit.federation.secured import Secured
-from tacit.federation.transcript import Transcript
+from tacit.federation.transcript import GIVE, Transcript
 from tacit.federation.transport import InProcess, Talk
 from tacit.federation.vocabulary import names_of, open_union, private_union
 from tacit.graph import Graph
@@ -29,8 +29,10 @@ from tacit.training import Fit
 
 LOG = logging.getLogger(__name__)
 Tensor = Any
-GIVE, AGREE = 0, 1
-"""Phases of a round: the server gives its rows, then the phases of the aggregation. Before round 1: names, places."""
+AGREE = 1
+"""The first phase of an aggregation, after `GIVE`. Before round 1: names, places."""
+Disguise = Callable[[int, Tensor, Tensor], Tensor]
+"""What a party that does not follow the protocol sends: of the round, its rows as they were given, and as they are."""
 FEW_SHARED = 0.5
 """Below this share of rows that two parties or more have, there is little to learn from each other."""
 
@@ -85,6 +87,8 @@ class Seat:
         self.places, self.total, self.blind = places, total, blind
         self.given: Tensor | None = None
         """Its rows as it was last given them, where that has to be remembered."""
+        self.disguise: Disguise | None = None
+        """For attacks by a party that sends something else than its rows."""
 
     def expected(self, number: int) -> Inbox:
         """For the rows that are given for a round."""
@@ -113,12 +117,16 @@ class Seat:
             old = (values == self.given).all(-1)  # what others have made of a row since is taken
             kept = torch.where((stays.to(own.device)[self.places] & old)[:, None], own, values)
         own.copy_(kept)
-        if self.aggregation.remembers:
+        if self.aggregation.remembers or self.disguise is not None:
             self.given = values.clone()
 
     def contribution(self, number: int) -> Talk[None]:
         """What it says of its rows after training, phase by phase."""
-        share = Share(self.party, number, self.part, self.places, self.rows(), self.given, self.total)
+        rows = self.rows()
+        if self.disguise is not None:
+            assert self.given is not None
+            rows = self.disguise(number, self.given, rows)
+        share = Share(self.party, number, self.part, self.places, rows, self.given, self.total)
         phase, heard, aggregation = AGREE, [], self.aggregation
         if aggregation.is_opened:
             heard = (yield [], aggregation.answered(GIVE, share)).messages()
@@ -391,6 +399,8 @@ class Star:
         if self.optimizer_state == "reset":
             fit.cohort.between_rounds("reset")
         reports = [fit.epoch(active) for _ in range(self.local_epochs)]
+        for party in chosen:
+            self._remember(number, party)
         before = self.aggregation.beyond
         sent, absent = self._aggregate(number, chosen)
         warn_beyond(self.aggregation.beyond - before, number)
@@ -400,6 +410,13 @@ class Star:
         steps, examples = (int(sum(getattr(report, name) for report in reports)) for name in ("steps", "examples"))
         beyond = self.aggregation.beyond - before
         return RoundReport(number, tuple(chosen), tuple(loss), steps, examples, given, sent, beyond, absent)
+
+    def _remember(self, number: int, party: int) -> None:
+        """For the party's own view: what it knows of itself, beside what it sends."""
+        tables = self.fit.cohort.tables.party(self.fit.layout, party).tensors()
+        masked = isinstance(self.aggregation, Secured)
+        own = {name: tensor for name, tensor in tables.items() if masked or name != self.part}
+        self.transport.transcript.remember(number, party, own | {"places": self.seats[party].places})
 
     def _aggregate(self, number: int, trained: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """All phases of the aggregation; how many bytes the parties sent, and who dropped out."""

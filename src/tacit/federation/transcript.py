@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from tacit.errors import BadInput, TacitError, excerpt
 from tacit.federation.messages import SERVER, Message
+from tacit.folders import write_whole
 from tacit.graph import Graph
+from tacit.tensors import load_tensors, save_tensors
 
 Role = Literal["server", "party", "server+party", "peer", "ledger-reader", "outsider"]
 ROLES: dict[Role, str] = {
@@ -26,6 +28,9 @@ ROLES: dict[Role, str] = {
     "ledger-reader": "anyone who reads the ledger: what was published there",
     "outsider": "anyone who is given the final rows",
 }
+Tensor = Any
+GIVE = 0
+"""The phase of a round in which the server gives its rows."""
 PUBLISHED = frozenset({"record"})
 """Kinds of messages that a ledger shows to everyone."""
 
@@ -83,6 +88,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What everybody in a federation knows of it: how triples are scored, whose rows are averaged, how many take part.
+
+    `part`: whose rows are shared, of entities or of relations.
+    """
+
+    scorer: Any
+    dim: int
+    part: str
+    parties: int
+    reciprocal: bool = False
+
+
+@dataclass(frozen=True)
 class View:
     """What an adversary has: messages that were kept, its own graph, the final rows, and leaks that were declared.
 
@@ -90,6 +109,8 @@ class View:
     ----------
     records
         Every message that it saw, kept or not.
+    known
+        What everybody in the federation knows.
     leaks
         What the attack is given beyond that, by name: to be printed with its result.
     """
@@ -97,7 +118,10 @@ class View:
     adversary: Adversary
     records: Sequence[Record]
     payloads: Mapping[int, Message]
+    own: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """By round: rows that the adversary has and does not send, as they were after its training."""
     graph: Graph | None = None
+    known: Known | None = None
     published: Mapping[str, Any] | None = None
     leaks: Mapping[str, Any] = field(default_factory=dict)
 
@@ -109,6 +133,8 @@ class View:
 
 
 Filter = Callable[[Record], bool]
+OWN = "own-{}-{}.safetensors"
+"""The file of a party's own rows of a round."""
 
 
 class Transcript:
@@ -126,7 +152,29 @@ class Transcript:
         self.keep, self.cap = keep, cap
         self.records: list[Record] = []
         self.payloads: dict[int, Message] = {}
+        self.memories: dict[tuple[int, int], dict[str, Tensor]] = {}
+        """By round and party: what a party has of its own beside what it sends, for the views of that party alone."""
         self.kept = self.dropped = 0
+        self._written = 0
+
+    def remember(self, number: int, party: int, rows: Mapping[str, Tensor]) -> None:
+        """Keep a party's own rows of a round, if messages of that round are kept. This is nothing that was sent."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in rows.values())
+        if self.keep(Record(len(self.records), number, GIVE, "own", None, party, party, size)):
+            if self.kept + size > self.cap:
+                self.dropped += 1
+                return
+            self.memories[number, party] = {name: tensor.detach().cpu().clone() for name, tensor in rows.items()}
+            self.kept += size
+
+    def forget(self, before: int) -> None:
+        """Let go of what was kept of earlier rounds; not of the agreement on names, before round 1."""
+        for record in self.records:
+            if 0 < record.round < before and self.payloads.pop(record.number, None) is not None:
+                self.kept -= record.size
+        for number, party in [place for place in self.memories if place[0] < before]:
+            gone = self.memories.pop((number, party))
+            self.kept -= sum(tensor.numel() * tensor.element_size() for tensor in gone.values())
 
     def record(self, message: Message) -> Record:
         """Note a message as it is sent."""
@@ -149,6 +197,7 @@ class Transcript:
         adversary: Adversary,
         *,
         graphs: Sequence[Graph] = (),
+        known: Known | None = None,
         published: Mapping[str, Any] | None = None,
         leaks: Mapping[str, Any] | None = None,
     ) -> View:
@@ -156,9 +205,10 @@ class Transcript:
         if graphs and adversary.party is not None and adversary.party >= len(graphs):
             raise TacitError(f"there are {len(graphs)} parties, and no party {adversary.party}")
         seen = [record for record in self.records if adversary.sees(record)]
-        own = graphs[adversary.party] if adversary.party is not None and graphs else None
+        graph = graphs[adversary.party] if adversary.party is not None and graphs else None
         content = {record.number: self.payloads[record.number] for record in seen if record.number in self.payloads}
-        return View(adversary, seen, content, own, published, dict(leaks or {}))
+        own = {number: rows for (number, party), rows in self.memories.items() if party == adversary.party}
+        return View(adversary, seen, content, own, graph, known, published, dict(leaks or {}))
 
     # -- how much was sent ---------------------------------------------------------------------------------------------
 
@@ -189,6 +239,7 @@ class Transcript:
         """Become what a transcript wrote: its lines, and the contents that were kept."""
         self.records.clear()
         self.payloads.clear()
+        self.memories.clear()
         self.kept = self.dropped = 0
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             place = f"{path}:{number + 1}"
@@ -207,6 +258,23 @@ class Transcript:
             elif self.keep(record):
                 self.dropped += 1
             self.records.append(record)
+        last = max((record.round for record in self.records), default=0)
+        for memory in sorted(payloads.glob(OWN.format("*", "*"))):
+            number, party = (int(text) for text in memory.stem.split("-")[1:])
+            if number <= last:  # what is later is of a round that will be made again
+                self.memories[number, party], _ = load_tensors(memory)
+        self._written = max((number for number, _ in self.memories), default=0)
+
+    def write_contents(self, folder: Path, first: int) -> None:
+        """Write what was kept of the messages from a number on, and of parties' own rows that are not there yet."""
+        for number in range(first, len(self.records)):
+            if (message := self.payloads.get(number)) is not None:
+                write_whole(folder / f"{number:08d}", message.encode())
+        for (number, party), rows in self.memories.items():
+            where = folder / OWN.format(f"{number:06d}", f"{party:04d}")
+            if number > self._written:
+                save_tensors(where, rows, {"schema": "tacit.own/1"})
+        self._written = max((number for number, _ in self.memories), default=0)
 
     def _payload(self, path: Path, record: Record) -> Message:
         """What a message held, if it is still what was recorded."""
@@ -223,11 +291,15 @@ class Transcript:
 
 
 def rounds(every: int, parties: Iterable[int] | None = None) -> Filter:
-    """Keep messages of every so many rounds; of these parties alone, if any are named."""
+    """Keep messages of every so many rounds, and what the server gives after them, which tells what came of them.
+
+    Of these parties alone, if any are named.
+    """
     wanted = None if parties is None else set(parties)
 
     def keep(record: Record) -> bool:
-        ends = {record.sender, record.receiver}
-        return record.round % every == 0 and (wanted is None or bool(ends & wanted))
+        ends, after = {record.sender, record.receiver}, record.round % every
+        due = after == 0 or (after == 1 and record.round > 1 and record.kind == "rows" and record.phase == GIVE)
+        return due and (wanted is None or bool(ends & wanted))
 
     return keep

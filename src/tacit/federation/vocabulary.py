@@ -77,7 +77,7 @@ def placed_names(count: int, part: Part) -> Talk[tuple[int, list[Tensor]]]:
     """The server's side, of so many parties."""
     inbox = yield [], Inbox("names", part, 0, TELL, SERVER, dict.fromkeys(range(count), MOST_NAMES))
     _all_there(inbox)
-    told = [_names(message) for message in inbox.messages()]
+    told = [names_in(message) for message in inbox.messages()]
     union = Vocab(name for vocabulary in told for name in vocabulary.names)
     places = [torch.from_numpy(vocabulary.positions(union).astype(np.int64)) for vocabulary in told]
     said = [
@@ -93,7 +93,7 @@ def _all_there(inbox: Inbox) -> None:
         raise SumFailed(f"{len(inbox.missing)} parties have gone: all have to stay while they agree on names")
 
 
-def _names(message: Message) -> Vocab:
+def names_in(message: Message) -> Vocab:
     """The names a party told, checked as any other."""
     try:
         text = message.arrays["text"].numpy().tobytes().decode("utf-8")

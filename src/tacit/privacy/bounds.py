@@ -135,7 +135,7 @@ def best_threshold(scores_in: ArrayLike, scores_out: ArrayLike, *, delta: float 
     chosen_out, counted_out = _halves("scores_out", scores_out)
     _check_delta(delta)
     values = np.unique(np.concatenate([chosen_in, chosen_out]))
-    above_in, above_out = (_at_or_above(scores, values) for scores in (chosen_in, chosen_out))
+    above_in, above_out = (at_or_above(scores, values) for scores in (chosen_in, chosen_out))
     found = _from_counts(above_in, len(chosen_in), above_out, len(chosen_out), delta, 0.05)
     value = float(values[int(np.argmax(found))])
     true, false = (int((scores >= value).sum()) for scores in (counted_in, counted_out))
@@ -164,7 +164,8 @@ def _from_counts(
     return best
 
 
-def _at_or_above(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+def at_or_above(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """For each value, how many scores are at or above it."""
     found: np.ndarray = len(scores) - np.searchsorted(np.sort(scores), values, side="left")
     return found
 

@@ -1,0 +1,315 @@
+"""Membership attacks on a federation: is this triple in the victim's training set?
+
+Hu, Liu, Chen, Wang and Zhu: "Quantifying and defending against privacy threats on federated knowledge graph embedding"
+(DP-FLames), WWW 2023, section 3. An attack is given a view of what its adversary saw, and candidates; it gives scores,
+larger for members, by one or several ways. The first way is the paper's, as far as the paper says it.
+
+si    a curious server clusters what relations could be between the victim's entities (passive)
+cip   a curious party looks at what the others make of the rows it shares with them (passive)
+cia   a malicious party turns a tail round, and watches who pulls it back (active: it changes the training)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from tacit.attacks import seen
+from tacit.attacks.seen import Candidates, Nothing
+from tacit.draws import Purpose, Stream
+from tacit.errors import TacitError
+from tacit.federation.transcript import Role, View
+from tacit.graph import Graph
+from tacit.models import Scorer
+from tacit.models.scorer import DistanceScorer
+from tacit.models.translational import RotatE, Translation
+
+Tensor = Any
+Scores = dict[str, np.ndarray]
+TINY = 1e-12
+AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""Pairs of entities whose vectors are made at once."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Base: who attacks, and what it takes."""
+
+    roles: ClassVar[tuple[Role, ...]]
+    """Adversaries that can do it, the paper's first."""
+    active: ClassVar[bool] = False
+    """Whether the adversary deviates from the protocol, so that a training of its own is needed."""
+    leaks: ClassVar[tuple[str, ...]] = ()
+    """What it is told beyond its view, if anything."""
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        """By way: a score for each candidate, from what was seen of a round; NaN: it can say nothing of that one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CIP(Attack):
+    """Client-initiate passive inference (Hu et al. 2023, section 3.3).
+
+    The party takes its own contribution out of the rows it is given, (N x broadcast - own) / (N - 1), and looks at how
+    much more plausible a candidate is by what is left, the others' mean, than by its own rows. Relation rows are its
+    own. Rows that no one else has come back as they were sent: of those it can say nothing. Where relation rows are
+    shared (FedR) the same is done with those, and its own entity rows.
+
+    Ways: `ratio` is the paper's, of distances, or of scores where those are products and a ratio has no stable sign;
+    `difference` of scores; `score` by the others' rows alone. With the server's help the victim's own rows take the
+    place of the others' mean, and candidates need not be known to both: `of the victim`.
+    """
+
+    roles = ("party", "server+party")
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        known, me = seen.known(view), view.adversary.party
+        if me is None:
+            raise Nothing("a party attacks here")
+        mine, graph = seen.own(view, number), seen.own_graph(view)
+        own = mine[known.part] if known.part in mine else seen.sent(view, me, number)
+        back = seen.given(view, me, number + 1)
+        others = (known.parties * back.double() - own.double()) / (known.parties - 1)
+        there, moved = candidates.at(graph.entities, graph.relations), (back != own).any(1).numpy()
+        for column in (0, 2) if known.part == "entity" else (1,):
+            place = there[:, column]
+            there[:, column] = np.where((place >= 0) & moved[place], place, -1)
+        theirs, ours = (
+            seen.scores(view, *seen.tables(view, number, rows), there, mine) for rows in (others, own.double())
+        )
+        found = {"ratio": ratio(known.scorer, theirs, ours), "difference": theirs - ours, "score": theirs}
+        if "server" in view.adversary.role:
+            found |= self._of_the_victim(view, candidates, number, mine)
+        return found
+
+    def _of_the_victim(self, view: View, candidates: Candidates, number: int, mine: dict[str, Tensor]) -> Scores:
+        graph, victim = seen.own_graph(view), candidates.victim
+        if seen.known(view).part != "entity":
+            return {}
+        rows, names = seen.sent(view, victim, number), seen.names(view, victim)
+        ids = candidates.at(names, graph.relations)
+        return {"of the victim": seen.scores(view, rows, mine["relation"], ids, mine)}
+
+
+@dataclass(frozen=True)
+class CIA(Attack):
+    """Client-initiate active inference (Hu et al. 2023, section 3.4).
+
+    In a round of attack the party sends the tails of all its targets turned round (`disguise`), and in the next, in
+    which the victim trains on what that made of them, sends them as it was given them. If the triple is the victim's,
+    its training pulls the tail back: the score is much better afterwards. Targets have tails of their own, so that none
+    disturbs another.
+
+    Ways: `ratio` is the paper's, s1 / s2, of distances before and after; `difference` of scores. With the server's help
+    the score afterwards is by the victim's own rows: `of the victim`.
+    """
+
+    roles = ("party", "server+party")
+    active = True
+    every: int = 5
+    boost: bool = False
+    """Whether what is sent makes the mean of N parties the tail turned round, and not the paper's own row alone."""
+
+    def turns(self, number: int) -> bool:
+        """Whether tails are turned round in a round."""
+        return number % self.every == 0
+
+    def disguise(self, tails: np.ndarray, parties: int) -> Any:
+        """What the party sends instead of its rows; `tails`: its ids of the targets' tails."""
+        if self.every < 2:
+            raise TacitError("an active attack takes two rounds: every is at least 2")
+        rows = torch.from_numpy(np.unique(tails[tails >= 0]))
+
+        def shown(number: int, given: Tensor, now: Tensor) -> Tensor:
+            if not self.turns(number) and not self.turns(number - 1):
+                return now
+            changed, place = now.clone(), rows.to(now.device)
+            factor = -(2.0 * parties - 1.0) if self.boost else -1.0
+            changed[place] = given[place] * (factor if self.turns(number) else 1.0)
+            return changed
+
+        return shown
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        known, me = seen.known(view), view.adversary.party
+        if known.part != "entity":
+            raise Nothing("entity rows do not travel here: there is no tail to turn round")
+        if me is None:
+            raise Nothing("a party attacks here")
+        mine, graph = seen.own(view, number), seen.own_graph(view)
+        ids = candidates.at(graph.entities, graph.relations)
+        before, after = (seen.given(view, me, number + later) for later in (1, 2))
+        one, two = (seen.scores(view, rows, mine["relation"], ids, mine) for rows in (before, after))
+        found = {"ratio": ratio(known.scorer, two, one), "difference": two - one}
+        if "server" in view.adversary.role:
+            rows, names = seen.sent(view, candidates.victim, number + 1), seen.names(view, candidates.victim)
+            there = candidates.at(names, graph.relations)
+            pulled = seen.scores(view, rows, mine["relation"], there, mine)
+            found["of the victim"] = pulled - one
+        return found
+
+
+@dataclass(frozen=True)
+class SI(Attack):
+    """Server-initiate inference (Hu et al. 2023, section 3.2).
+
+    From the victim's entity rows the server makes what the relation of each pair of entities would be (t - h for
+    translations and, for want of better, for products; the turn from h to t for RotatE), and clusters all pairs into
+    twice as many clusters as there are relations. True relations lie close together: a candidate in a cluster that is
+    concentrated is taken for a member. The paper finds that this fails for bilinear models, and so does common sense.
+
+    Ways: `concentrated`, how close together its cluster is; `near`, how close to its centre the candidate is itself;
+    `with auxiliary facts`: the first, only where other facts that the server knows have such heads and such tails with
+    that relation. With a party's help `relation`: the score by that party's row of the relation, and no clusters.
+    """
+
+    roles = ("server", "server+party")
+    leaks = ("number of relations", "auxiliary graph")
+    pairs: int | None = None
+    """Cluster so many pairs, drawn at random; default: all on a GPU, a million elsewhere."""
+    rounds: int = 10
+    seed: int = 0
+    device: str = "cpu"
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        known, victim = seen.known(view), candidates.victim
+        if known.part != "entity":
+            raise Nothing("entity rows do not travel here: the server sees relation rows alone, and no entity")
+        rows, names = seen.sent(view, victim, number), seen.names(view, victim)
+        found: Scores = {}
+        if view.adversary.party is None:
+            auxiliary: Graph | None = view.leaks.get("auxiliary graph")
+            relations = view.leaks.get("number of relations") or (len(auxiliary.relations) if auxiliary else None)
+            if relations is None:
+                raise Nothing("the server does not know how many relations there are, and was not told")
+            ids = candidates.at(names, None)
+            there = (ids[:, [0, 2]] >= 0).all(1)
+            made = Concentrations.of(rows.to(self.device), known.scorer, 2 * relations, pairs=self.pairs,
+                                     rounds=self.rounds, seed=self.seed)  # fmt: skip
+            place = torch.from_numpy(np.maximum(ids, 0)).to(self.device)
+            spread, distance = made.of_pairs(place[:, 0], place[:, 2])
+            found["concentrated"] = np.where(there, -spread.cpu().double().numpy(), np.nan)
+            found["near"] = np.where(there, -distance.cpu().double().numpy(), np.nan)
+            if auxiliary is not None:
+                likely = _known_kinds(auxiliary, candidates)
+                least = np.nanmin(found["concentrated"]) - 1.0
+                found["with auxiliary facts"] = np.where(likely | ~there, found["concentrated"], least)
+            return found
+        mine, graph = seen.own(view, number), seen.own_graph(view)
+        ids = candidates.at(names, graph.relations)
+        return {"relation": seen.scores(view, rows, mine["relation"], ids, mine)}
+
+
+@dataclass
+class Concentrations:
+    """Clusters of what relations between all pairs of entities could be: k-means, pairs made as they are needed.
+
+    Vectors of pairs are never kept: n entities have n^2 of them, 108 GB for FB15k-237 with 128 numbers each. `error`:
+    the standard error of the mean squared distance, where pairs are a sample.
+    """
+
+    entity: Tensor
+    scorer: Scorer
+    centres: Tensor
+    spread: Tensor
+    """Of each cluster: the mean squared distance of its pairs to its centre; infinite where it has none."""
+    inertia: float = 0.0
+    error: float = 0.0
+
+    @staticmethod
+    def of(
+        entity: Tensor, scorer: Scorer, clusters: int, *, pairs: int | None = None, rounds: int = 10, seed: int = 0
+    ) -> Concentrations:
+        """Lloyd's rounds over all pairs, or over a sample of them, from centres that are pairs drawn at random."""
+        many = len(entity)
+        if many < 2:
+            raise Nothing("there are no pairs of entities")
+        if pairs is None and entity.device.type == "cpu":
+            pairs = 1_000_000
+        sampled = pairs is not None and pairs < many * many
+        draw = Stream(seed, Purpose.CLUSTER, 0, 1)
+        total = int(pairs or 0) if sampled else many * many
+        chosen = torch.from_numpy((np.asarray(draw.uniform(total)) * many * many).astype(np.int64)) if sampled else None
+        first = torch.from_numpy((np.asarray(draw.at(step=2).uniform(clusters)) * many * many).astype(np.int64)).to(
+            entity.device
+        )
+        made = Concentrations(entity, scorer, relation_vectors(scorer, entity[first // many], entity[first % many]),
+                              torch.zeros(clusters, device=entity.device))  # fmt: skip
+        for number in range(rounds + 1):
+            sums, count, squares, square_of_squares = made._pass(chosen, total, move=number < rounds)
+            made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf)
+            made.inertia = float(squares.sum() / total)
+            variance = float(square_of_squares / total) - made.inertia**2
+            made.error = (max(variance, 0.0) / total) ** 0.5 if sampled else 0.0
+            if number < rounds:
+                made.centres = torch.where((count > 0)[:, None], sums / count.clamp(min=1)[:, None], made.centres)
+        return made
+
+    def _pass(self, chosen: Tensor | None, total: int, *, move: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Once through the pairs: sums of vectors, counts and squared distances by cluster."""
+        many, device = len(self.entity), self.entity.device
+        sums, count = torch.zeros_like(self.centres), torch.zeros(len(self.centres), device=device, dtype=torch.float64)
+        squares, fourth = torch.zeros_like(count), torch.zeros((), device=device, dtype=torch.float64)
+        step = max(1, AT_ONCE[device.type] * 128 // max(self.centres.shape[1], len(self.centres)))
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            which = torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
+            vectors = relation_vectors(self.scorer, self.entity[which // many], self.entity[which % many])
+            distance, nearest = self._nearest(vectors)
+            count.index_add_(0, nearest, torch.ones_like(distance, dtype=torch.float64))
+            squares.index_add_(0, nearest, distance.double())
+            fourth += distance.double().square().sum()
+            if move:
+                sums.index_add_(0, nearest, vectors)
+        return sums, count.to(sums.dtype), squares.to(sums.dtype), fourth
+
+    def _nearest(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared distance to the nearest centre, and which it is."""
+        products = torch.addmm(self.centres.square().sum(1), vectors, self.centres.T, alpha=-2.0)
+        found, nearest = products.min(1)
+        return (found + vectors.square().sum(1)).clamp(min=0.0), nearest
+
+    def of_pairs(self, head: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each pair: its cluster's spread, and its own squared distance to the centre."""
+        distance, nearest = self._nearest(relation_vectors(self.scorer, self.entity[head], self.entity[tail]))
+        return self.spread[nearest], distance
+
+
+ATTACKS: dict[str, type[Attack]] = {"si": SI, "cip": CIP, "cia": CIA}
+
+
+def relation_vectors(scorer: Scorer, head: Tensor, tail: Tensor) -> Tensor:
+    """What the relation between two entities would be, by their rows: the turn for RotatE, the difference elsewhere."""
+    if isinstance(scorer, RotatE):
+        (a, b), (c, d) = head.chunk(2, -1), tail.chunk(2, -1)
+        real, imaginary = a * c + b * d, a * d - b * c  # tail x conjugate of head
+        length = torch.hypot(real, imaginary).clamp(min=TINY)
+        return torch.cat([real / length, imaginary / length], -1)
+    return tail - head
+
+
+def is_translation(scorer: Scorer) -> bool:
+    """Whether a pair of entity rows says what the relation between them would be."""
+    return isinstance(scorer, (Translation, RotatE))
+
+
+def ratio(scorer: Scorer, better: np.ndarray, worse: np.ndarray) -> np.ndarray:
+    """How many times nearer: of distances where the scorer has any; else of scores, whose sign is what it is."""
+    if isinstance(scorer, DistanceScorer):
+        return (scorer.gamma - worse) / np.maximum(scorer.gamma - better, TINY)
+    return better / np.where(np.abs(worse) < TINY, np.copysign(TINY, worse), worse)
+
+
+def _known_kinds(auxiliary: Graph, candidates: Candidates) -> np.ndarray:
+    """Whether facts that the server knows have the candidate's head and tail as head and tail of its relation."""
+    ids = candidates.at(auxiliary.entities, auxiliary.relations)
+    facts, many = auxiliary.train.triples.astype(np.int64), len(auxiliary.entities)
+    there: np.ndarray = np.all(ids >= 0, axis=1)
+    for column in (0, 2):
+        known = np.unique(facts[:, 1] * many + facts[:, column])
+        there = there & np.isin(ids[:, 1] * many + ids[:, column], known)
+    return there
