@@ -451,7 +451,13 @@ def test_a_folder_opens_as_what_was_trained(tmp_path, recipe):
             assert torch.equal(again.model(i).tables.tensors()[name], tensor)
     if recipe != "local":
         kept = [record.round for record, _ in again.view(Adversary("server")).messages(kind="rows")]
-        assert set(kept) == {2, 4}
+        assert set(kept) == {2, 3, 4, 5}  # of 3 and 5 what was given, which tells what came of 2 and 4
+        mine = again.view(Adversary("party", 1))
+        assert mine.own.keys() == {2, 4}
+        for number, rows in run.view(Adversary("party", 1)).own.items():
+            assert rows.keys() == mine.own[number].keys()
+            assert all(torch.equal(rows[name], mine.own[number][name]) for name in rows)
+        assert not again.view(Adversary("server")).own
     with pytest.raises(TacitError, match="finished already"):
         again.train()
 

@@ -7,6 +7,8 @@ larger for members, by one or several ways. The first way is the paper's, as far
 si    a curious server clusters what relations could be between the victim's entities (passive)
 cip   a curious party looks at what the others make of the rows it shares with them (passive)
 cia   a malicious party turns a tail round, and watches who pulls it back (active: it changes the training)
+
+counts is not the paper's: it looks at noisy counts, where those are released (S4).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import numpy as np
 import torch
 
 from tacit.attacks import seen
-from tacit.attacks.seen import Candidates, Nothing
+from tacit.attacks.seen import Candidates, Nothing, candidates_of
 from tacit.draws import Purpose, Stream
 from tacit.errors import TacitError
+from tacit.federation.messages import SERVER
 from tacit.federation.transcript import Role, View
 from tacit.graph import Graph
 from tacit.models import Scorer
@@ -30,6 +33,8 @@ from tacit.models.translational import RotatE, Translation
 Tensor = Any
 Scores = dict[str, np.ndarray]
 TINY = 1e-12
+ON_A_CPU = 200_000
+"""Pairs of entities that are clustered where there is no GPU."""
 AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 22}
 """Pairs of entities whose vectors are made at once."""
 
@@ -71,6 +76,8 @@ class CIP(Attack):
         if me is None:
             raise Nothing("a party attacks here")
         mine, graph = seen.own(view, number), seen.own_graph(view)
+        if "server" in view.adversary.role:
+            return _of_the_victim(view, candidates, number, mine)
         own = mine[known.part] if known.part in mine else seen.sent(view, me, number)
         back = seen.given(view, me, number + 1)
         others = (known.parties * back.double() - own.double()) / (known.parties - 1)
@@ -81,18 +88,7 @@ class CIP(Attack):
         theirs, ours = (
             seen.scores(view, *seen.tables(view, number, rows), there, mine) for rows in (others, own.double())
         )
-        found = {"ratio": ratio(known.scorer, theirs, ours), "difference": theirs - ours, "score": theirs}
-        if "server" in view.adversary.role:
-            found |= self._of_the_victim(view, candidates, number, mine)
-        return found
-
-    def _of_the_victim(self, view: View, candidates: Candidates, number: int, mine: dict[str, Tensor]) -> Scores:
-        graph, victim = seen.own_graph(view), candidates.victim
-        if seen.known(view).part != "entity":
-            return {}
-        rows, names = seen.sent(view, victim, number), seen.names(view, victim)
-        ids = candidates.at(names, graph.relations)
-        return {"of the victim": seen.scores(view, rows, mine["relation"], ids, mine)}
+        return {"ratio": ratio(known.scorer, theirs, ours), "difference": theirs - ours, "score": theirs}
 
 
 @dataclass(frozen=True)
@@ -144,13 +140,10 @@ class CIA(Attack):
         ids = candidates.at(graph.entities, graph.relations)
         before, after = (seen.given(view, me, number + later) for later in (1, 2))
         one, two = (seen.scores(view, rows, mine["relation"], ids, mine) for rows in (before, after))
-        found = {"ratio": ratio(known.scorer, two, one), "difference": two - one}
         if "server" in view.adversary.role:
-            rows, names = seen.sent(view, candidates.victim, number + 1), seen.names(view, candidates.victim)
-            there = candidates.at(names, graph.relations)
-            pulled = seen.scores(view, rows, mine["relation"], there, mine)
-            found["of the victim"] = pulled - one
-        return found
+            pulled = _of_the_victim(view, candidates, number + 1, mine)["of the victim"]
+            return {"of the victim": pulled - one}
+        return {"ratio": ratio(known.scorer, two, one), "difference": two - one}
 
 
 @dataclass(frozen=True)
@@ -164,13 +157,14 @@ class SI(Attack):
 
     Ways: `concentrated`, how close together its cluster is; `near`, how close to its centre the candidate is itself;
     `with auxiliary facts`: the first, only where other facts that the server knows have such heads and such tails with
-    that relation. With a party's help `relation`: the score by that party's row of the relation, and no clusters.
+    that relation. With a party's help, who has rows of the relations, there is no need for clusters: that is what CIP
+    does with the server's help, and it is done there.
     """
 
-    roles = ("server", "server+party")
+    roles = ("server",)
     leaks = ("number of relations", "auxiliary graph")
     pairs: int | None = None
-    """Cluster so many pairs, drawn at random; default: all on a GPU, a million elsewhere."""
+    """Cluster so many pairs, drawn at random; default: all on a GPU, `ON_A_CPU` elsewhere."""
     rounds: int = 10
     seed: int = 0
     device: str = "cpu"
@@ -180,28 +174,23 @@ class SI(Attack):
         if known.part != "entity":
             raise Nothing("entity rows do not travel here: the server sees relation rows alone, and no entity")
         rows, names = seen.sent(view, victim, number), seen.names(view, victim)
-        found: Scores = {}
-        if view.adversary.party is None:
-            auxiliary: Graph | None = view.leaks.get("auxiliary graph")
-            relations = view.leaks.get("number of relations") or (len(auxiliary.relations) if auxiliary else None)
-            if relations is None:
-                raise Nothing("the server does not know how many relations there are, and was not told")
-            ids = candidates.at(names, None)
-            there = (ids[:, [0, 2]] >= 0).all(1)
-            made = Concentrations.of(rows.to(self.device), known.scorer, 2 * relations, pairs=self.pairs,
-                                     rounds=self.rounds, seed=self.seed)  # fmt: skip
-            place = torch.from_numpy(np.maximum(ids, 0)).to(self.device)
-            spread, distance = made.of_pairs(place[:, 0], place[:, 2])
-            found["concentrated"] = np.where(there, -spread.cpu().double().numpy(), np.nan)
-            found["near"] = np.where(there, -distance.cpu().double().numpy(), np.nan)
-            if auxiliary is not None:
-                likely = _known_kinds(auxiliary, candidates)
-                least = np.nanmin(found["concentrated"]) - 1.0
-                found["with auxiliary facts"] = np.where(likely | ~there, found["concentrated"], least)
-            return found
-        mine, graph = seen.own(view, number), seen.own_graph(view)
-        ids = candidates.at(names, graph.relations)
-        return {"relation": seen.scores(view, rows, mine["relation"], ids, mine)}
+        auxiliary: Graph | None = view.leaks.get("auxiliary graph")
+        relations = view.leaks.get("number of relations") or (len(auxiliary.relations) if auxiliary else None)
+        if relations is None:
+            raise Nothing("the server does not know how many relations there are, and was not told")
+        ids = candidates.at(names, None)
+        there = (ids[:, [0, 2]] >= 0).all(1)
+        made = Concentrations.of(rows.to(self.device), known.scorer, 2 * relations, pairs=self.pairs,
+                                 rounds=self.rounds, seed=self.seed)  # fmt: skip
+        place = torch.from_numpy(np.maximum(ids, 0)).to(self.device)
+        spread, distance = made.of_pairs(place[:, 0], place[:, 2])
+        found = {"concentrated": np.where(there, -spread.cpu().double().numpy(), np.nan),
+                 "near": np.where(there, -distance.cpu().double().numpy(), np.nan)}  # fmt: skip
+        if auxiliary is not None:
+            likely = _known_kinds(auxiliary, candidates)
+            least = np.nanmin(found["concentrated"]) - 1.0
+            found["with auxiliary facts"] = np.where(likely | ~there, found["concentrated"], least)
+        return found
 
 
 @dataclass
@@ -229,7 +218,7 @@ class Concentrations:
         if many < 2:
             raise Nothing("there are no pairs of entities")
         if pairs is None and entity.device.type == "cpu":
-            pairs = 1_000_000
+            pairs = ON_A_CPU
         sampled = pairs is not None and pairs < many * many
         draw = Stream(seed, Purpose.CLUSTER, 0, 1)
         total = int(pairs or 0) if sampled else many * many
@@ -279,7 +268,43 @@ class Concentrations:
         return self.spread[nearest], distance
 
 
-ATTACKS: dict[str, type[Attack]] = {"si": SI, "cip": CIP, "cia": CIA}
+@dataclass(frozen=True)
+class Counts(Attack):
+    """On noisy counts, where parties release them (S4): a triple adds one to two cells, (relation, head) and (relation,
+    tail).
+
+    The server has each party's own noisy counts, unless they are added up securely; a party has the sum, of which it
+    takes off what it knows of its own.
+
+    Ways: `cells`, the sum of the two; `all but the targets`, less what all the other triples of the victim add, which
+    the attacker is told: that is the adversary of the definition, and it finds what epsilon allows, and no more.
+    """
+
+    roles = ("server", "party")
+    leaks = ("the victim's triples but for the targets",)
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        me, victim = view.adversary.party, candidates.victim
+        asked = {"sender": victim} if me is None else {"sender": SERVER, "receiver": me}
+        noisy = next((message for _, message in view.messages(kind="marginals", **asked)), None)
+        if noisy is None:
+            if any(record.kind == "marginals" for record in view.records):
+                raise Nothing("noisy counts travel under masks: the server sees their sum alone")
+            raise Nothing("no noisy counts are released here")
+        entities, relations = (seen.names(view, victim if me is None else me, part) for part in ("entity", "relation"))
+        tails, heads = noisy.arrays["values"].double().split(len(entities), 1)[:2]
+        ids = candidates.at(entities, relations)
+        found = {"cells": _cells(ids, tails.numpy(), heads.numpy())}
+        if (rest := view.leaks.get("the victim's triples but for the targets")) is not None and me is None:
+            facts = candidates_of(rest).at(entities, relations)
+            exact = [np.zeros((len(relations), len(entities))) for _ in range(2)]
+            for counts, column in zip(exact, (2, 0), strict=True):
+                np.add.at(counts, (facts[:, 1], facts[:, column]), 1.0)
+            found["all but the targets"] = found["cells"] - _cells(ids, *exact)
+        return found
+
+
+ATTACKS: dict[str, type[Attack]] = {"si": SI, "cip": CIP, "cia": CIA, "counts": Counts}
 
 
 def relation_vectors(scorer: Scorer, head: Tensor, tail: Tensor) -> Tensor:
@@ -302,6 +327,21 @@ def ratio(scorer: Scorer, better: np.ndarray, worse: np.ndarray) -> np.ndarray:
     if isinstance(scorer, DistanceScorer):
         return (scorer.gamma - worse) / np.maximum(scorer.gamma - better, TINY)
     return better / np.where(np.abs(worse) < TINY, np.copysign(TINY, worse), worse)
+
+
+def _of_the_victim(view: View, candidates: Candidates, number: int, mine: dict[str, Tensor]) -> Scores:
+    """By the victim's own entity rows, which the server has, and the party's relation rows (`mine`)."""
+    if seen.known(view).part != "entity":
+        raise Nothing("entity rows do not travel here: server and party together see no more than the party")
+    rows, names = seen.sent(view, candidates.victim, number), seen.names(view, candidates.victim)
+    ids = candidates.at(names, seen.own_graph(view).relations)
+    return {"of the victim": seen.scores(view, rows, mine["relation"], ids, mine)}
+
+
+def _cells(ids: np.ndarray, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """The sum of each candidate's two cells."""
+    there, (h, r, t) = (ids >= 0).all(1), np.maximum(ids, 0).T
+    return np.where(there, tails[r, t] + heads[r, h], np.nan)
 
 
 def _known_kinds(auxiliary: Graph, candidates: Candidates) -> np.ndarray:

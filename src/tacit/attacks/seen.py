@@ -46,6 +46,11 @@ class Candidates:
         return np.stack([place[h], kind[r], place[t]], 1).astype(np.int64)
 
 
+def candidates_of(graph: Graph) -> Candidates:
+    """The training triples of a graph."""
+    return Candidates(-1, graph.entities, graph.relations, graph.train.triples.astype(np.int64))
+
+
 def known(view: View) -> Known:
     """What everybody knows of the federation."""
     if view.known is None:
@@ -60,12 +65,13 @@ def own_graph(view: View) -> Graph:
     return view.graph
 
 
-def names(view: View, party: int) -> Vocab:
-    """What a party's shared rows are of, in their order: its own, or as it told the server."""
+def names(view: View, party: int, part: str | None = None) -> Vocab:
+    """A party's names, in their order: its own, or as it told the server. `part`: default, of what is shared."""
+    part = part or known(view).part
     if party == view.adversary.party:
         graph = own_graph(view)
-        return graph.entities if known(view).part == "entity" else graph.relations
-    for _, message in view.messages(kind="names", sender=party):
+        return graph.entities if part == "entity" else graph.relations
+    for _, message in view.messages(kind="names", sender=party, part=part):
         return names_in(message)
     raise Nothing("the server knows no names: parties agreed on them privately")
 

@@ -83,13 +83,11 @@ def draw_targets(
         member = np.zeros(len(chosen), bool)
         member[coins[: len(chosen) // 2]] = True
         parties = _with(parties, victim, [chosen[i] for i in np.flatnonzero(member)])
-        return parties, _targets(chosen, member, reading, victim)
+        return parties, targets_of(chosen, member, reading, victim)
     elsewhere = set().union(*(set(g.named("train")) for i, g in enumerate(parties) if i != victim))
     mine = _shuffled([x for x in own.named("train") if _within(x, reach) and x not in elsewhere], seed, 0)
     if reading == "held":
-        everyone = (
-            set(own.named("train")) | set(own.named("valid")) | set(own.named("test")) | set(other.named("train"))
-        )
+        everyone = set().union(*(own.named(split) for split in own.splits), other.named("train"))
         third = [g for i, g in enumerate(parties) if i not in (victim, adversary)]
         true = {x for graph in third for x in graph.named("train") if _within(x, reach)} - everyone
         if not true:
@@ -110,7 +108,7 @@ def draw_targets(
     if not inside:
         raise TacitError("the victim has no training triples of names that the adversary has too")
     chosen = [*inside, *outside]
-    return parties, _targets(chosen, np.arange(len(chosen)) < len(inside), reading, victim)
+    return parties, targets_of(chosen, np.arange(len(chosen)) < len(inside), reading, victim)
 
 
 class _Drawn:
@@ -145,13 +143,10 @@ def _random(entities: list[str], relations: list[str], taken: set[Names], count:
     """Triples that no one holds, of names drawn evenly."""
     stream = Stream(seed, Purpose.TARGETS, 0, 1)
     draws = np.asarray(stream.uniform(3 * TRIES * count)).reshape(-1, 3)
-    for a, b, c in draws:
-        triple = (
-            entities[int(a * len(entities))],
-            relations[int(b * len(relations))],
-            entities[int(c * len(entities))],
-        )
-        if triple not in taken and triple[0] != triple[2]:
+    places = (draws * [len(entities), len(relations), len(entities)]).astype(np.int64)
+    for h, r, t in places.tolist():
+        triple = (entities[h], relations[r], entities[t])
+        if triple not in taken and h != t:
             yield triple
 
 
@@ -182,7 +177,24 @@ def with_triples(graph: Graph, more: list[Names]) -> Graph:
     return replace(graph, train=Split(triples[order], marked, group))
 
 
-def _targets(chosen: list[Names], member: np.ndarray, reading: Reading, victim: int) -> Targets:
+def without(graph: Graph, targets: Targets) -> Graph:
+    """A graph without the targets among its training triples."""
+    ids = targets.candidates.at(graph.entities, graph.relations)
+    gone = graph.keys(ids[(ids >= 0).all(1)].astype(np.int32))
+    kept, old = ~np.isin(graph.keys(graph.train.triples), gone), graph.train
+    marked = None if old.confidential is None else old.confidential[kept]
+    group = None if old.group is None else old.group[kept]
+    return replace(graph, train=Split(old.triples[kept], marked, group))
+
+
+def named_targets(candidates: Candidates) -> list[Names]:
+    """The candidates by name."""
+    entities, relations = candidates.entities, candidates.relations
+    return [(entities[h], relations[r], entities[t]) for h, r, t in candidates.triples.tolist()]
+
+
+def targets_of(chosen: list[Names], member: np.ndarray, reading: Reading, victim: int) -> Targets:
+    """Targets of these names."""
     entities, relations = Vocab(n for h, _, t in chosen for n in (h, t)), Vocab(r for _, r, _ in chosen)
     ids = np.array([(entities.id(h), relations.id(r), entities.id(t)) for h, r, t in chosen], np.int64)
     return Targets(Candidates(victim, entities, relations, ids), member, reading)
