@@ -1,8 +1,8 @@
-"""Attacks on a federation: from a transcript that was kept, or on a training of the same settings made for them.
+"""A federation that is trained to be attacked, and what attacks found.
 
-A passive attack looks at what was kept of a run (`attack_run`). An active one changes the training, and canaries have
-to be there before it begins: for those the federation is trained once more, in memory (`Trial`), and attacked every so
-many rounds while it goes on; what was looked at is let go of. Either way an attack gets a view and nothing else.
+An active attack changes the training, and canaries have to be there before it begins: for those a federation is trained
+in memory and attacked every so many rounds while it goes on; what was looked at is let go of. An attack gets a view and
+nothing else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from tacit.attacks.measures import Measured, measure
 from tacit.attacks.membership import ATTACKS, CIA, SI, Attack, is_translation
-from tacit.attacks.seen import Nothing, kept_rounds
+from tacit.attacks.seen import Nothing
 from tacit.attacks.targets import Reading, Targets, draw_targets, without
 from tacit.errors import TacitError
 from tacit.evaluation.ranking import Metrics, weighted
-from tacit.federated import FederatedRun, Federation, with_noise
+from tacit.federated import Federation, with_noise
 from tacit.federation.transcript import GIVE, Adversary, Record, Role, Transcript, View
 from tacit.parties import Parties, pool
 from tacit.privacy.privatizers import Sound
@@ -198,8 +198,8 @@ class Trial:
                 tails = targets.candidates.at(graph.entities, None)[:, 2]
                 setup.disguises = {self.plot.adversary: attack.disguise(tails, len(self.parties))}
                 LOG.info("%s: %d tails are turned round every %d rounds", name, len(tails), self.every)
-        outcomes = self._begun()
-        views = _Views(transcript, self.parties, setup, self.recipe, self.plot)
+        outcomes = begun(self.attacks, self.targets, self.parties, self.settings, self.plot)
+        views = Views(transcript, self.parties, setup, self.recipe, self.plot)
         pending: list[int] = []
 
         def look(upto: int) -> None:
@@ -230,7 +230,7 @@ class Trial:
                 if any(metrics.count for metrics in found):
                     self.metrics[split] = weighted(found)
         self.seconds = time.perf_counter() - began
-        return [_finished(outcome) for outcome in outcomes]
+        return [finished(outcome) for outcome in outcomes]
 
     def _kept(self, record: Record) -> bool:
         after = record.round % self.every
@@ -238,20 +238,7 @@ class Trial:
         own = record.kind == "rows" and 0 < after < self.later and record.round > self.every
         return after == 0 or given or own
 
-    def _begun(self) -> list[Outcome]:
-        found, names = [], self.parties.names
-        for name, attack in self.attacks.items():
-            for reading, targets in self.targets.items():
-                for role in roles(attack, self.plot):
-                    helper = names[self.plot.adversary] if "party" in role else None
-                    warning = None
-                    if isinstance(attack, SI) and role == "server" and not is_translation(self.settings.scorer):
-                        warning = "differences of rows do not tell the relation of this scorer: a fallback"
-                    found.append(Outcome(name, role, reading, names[self.plot.victim], helper, targets.member,
-                                         warning=warning))  # fmt: skip
-        return found
-
-    def _attack(self, views: _Views, outcomes: list[Outcome], number: int) -> None:
+    def _attack(self, views: Views, outcomes: list[Outcome], number: int) -> None:
         """Attack a round, and note what came of it."""
         for place, outcome in enumerate(outcomes):
             attack, targets = self.attacks[outcome.attack], self.targets[outcome.reading]
@@ -260,7 +247,7 @@ class Trial:
 
 
 @dataclass
-class _Views:
+class Views:
     """What each adversary saw so far."""
 
     transcript: Transcript
@@ -291,6 +278,26 @@ class _Views:
         return self._pooled
 
 
+def begun(
+    attacks: Mapping[str, Attack],
+    targets: Mapping[Reading, Targets],
+    parties: Parties,
+    settings: Settings,
+    plot: Plot,
+) -> list[Outcome]:
+    """An outcome without rounds for every attack, kind of targets and adversary."""
+    found, names = [], parties.names
+    for name, attack in attacks.items():
+        warning = None
+        if isinstance(attack, SI) and not is_translation(settings.scorer):
+            warning = "differences of rows do not tell the relation of this scorer: a fallback"
+        for reading, each in targets.items():
+            for role in attack.roles if plot.colluding else attack.roles[:1]:
+                helper = names[plot.adversary] if "party" in role else None
+                found.append(Outcome(name, role, reading, names[plot.victim], helper, each.member, warning=warning))
+    return found
+
+
 def attacked(
     outcome: Outcome, attack: Attack, view: View, targets: Targets, number: int, keep_scores: bool = False
 ) -> Outcome:
@@ -309,36 +316,6 @@ def attacked(
                    scores=kept)  # fmt: skip
 
 
-def attack_run(
-    run: FederatedRun,
-    names: Sequence[str],
-    readings: Sequence[Reading],
-    *,
-    plot: Plot = Plot(),  # noqa: B008
-) -> list[Outcome]:
-    """Passive attacks on what a finished federation kept of its messages (`federation.keep_every`)."""
-    setup = run._setup()
-    attacks = {name: named(name, plot, run.settings, run.federation.keep_every or 1) for name in names}
-    if wrong := [name for name, attack in attacks.items() if attack.active]:
-        raise TacitError(f"the attack {wrong[0]} changes the training: a transcript is too late for it")
-    if "canaries" in readings:
-        raise TacitError("canaries have to be put in before training: a transcript is too late for them")
-    views = _Views(run.transcript, run.parties, setup, run.recipe, plot)
-    outcomes = []
-    for name, attack in attacks.items():
-        for reading in readings:
-            _, targets = draw_targets(run.parties, reading, victim=plot.victim, adversary=plot.adversary,
-                                      count=plot.targets, seed=plot.seed)  # fmt: skip
-            for role in roles(attack, plot):
-                view = views.of(role, attack, targets)
-                helper = run.parties.names[plot.adversary] if "party" in role else None
-                outcome = Outcome(name, role, reading, run.parties.names[plot.victim], helper, targets.member)
-                for number in kept_rounds(view) or [0]:
-                    outcome = attacked(outcome, attack, view, targets, number, plot.keep_scores)
-                outcomes.append(_finished(outcome))
-    return outcomes
-
-
 def named(name: str, plot: Plot, settings: Settings, every: int) -> Attack:
     """The attack of that name, for these settings."""
     if name not in ATTACKS:
@@ -351,18 +328,14 @@ def named(name: str, plot: Plot, settings: Settings, every: int) -> Attack:
     return kind()
 
 
-def roles(attack: Attack, plot: Plot) -> tuple[Role, ...]:
-    """Who makes it: the paper's adversary, and if that is wanted whoever works together."""
-    return attack.roles if plot.colluding else attack.roles[:1]
-
-
 def _both(scores: np.ndarray, member: np.ndarray) -> bool:
     """Whether it says something of members and of others."""
     there = ~np.isnan(scores)
     return bool((there & member).any() and (there & ~member).any())
 
 
-def _finished(outcome: Outcome) -> Outcome:
+def finished(outcome: Outcome) -> Outcome:
+    """An outcome that says why, where nothing was attacked."""
     if outcome.by_round or outcome.nothing is not None:
         return outcome
     return replace(outcome, nothing="no round was attacked: train longer, or attack more often (every)")
