@@ -273,10 +273,9 @@ class Counts(Attack):
     """On noisy counts, where parties release them (S4): a triple adds one to two cells, (relation, head) and (relation,
     tail).
 
-    The server has each party's own noisy counts, unless they are added up securely; a party has the sum, of which it
-    takes off what it knows of its own.
+    The server has each party's own noisy counts, unless they are added up securely; a party has the sum of all.
 
-    Ways: `cells`, the sum of the two; `all but the targets`, less what all the other triples of the victim add, which
+    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what all the other triples of the victim add, which
     the attacker is told: that is the adversary of the definition, and it finds what epsilon allows, and no more.
     """
 
@@ -294,7 +293,7 @@ class Counts(Attack):
         entities, relations = (seen.names(view, victim if me is None else me, part) for part in ("entity", "relation"))
         tails, heads = noisy.arrays["values"].double().split(len(entities), 1)[:2]
         ids = candidates.at(entities, relations)
-        found = {"cells": _cells(ids, tails.numpy(), heads.numpy())}
+        found = {"cells" if me is None else "cells of the sum": _cells(ids, tails.numpy(), heads.numpy())}
         if (rest := view.leaks.get("the victim's triples but for the targets")) is not None and me is None:
             facts = candidates_of(rest).at(entities, relations)
             exact = [np.zeros((len(relations), len(entities))) for _ in range(2)]

@@ -100,6 +100,8 @@ def given(view: View, party: int, number: int) -> Tensor:
 
 def own(view: View, number: int) -> dict[str, Tensor]:
     """What the adversary has itself and does not send, as it was after its training in a round."""
+    if not number:
+        raise Nothing("no rows are trained here: what is released is noisy counts alone")
     if number not in view.own:
         raise Nothing(f"the adversary's own rows of round {number} were not kept, or it did not train")
     return dict(view.own[number])
