@@ -47,6 +47,8 @@ ENTITIES, RELATIONS, SHUFFLED, SAMPLED = 3, 4, 5, 6
 """Steps of the draws for targets: which pairs the traitor gives, the order of nameless rows, pairs that are tried."""
 AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Numbers that are held at once where all pairs would be too many."""
+ROUNDING = 1e-6
+"""Matrix products of other shapes may round a cosine differently, by no more than that."""
 TRIED = 1_000_000
 """Pairs that a threshold is found by on a CPU, where there are more."""
 
@@ -427,7 +429,7 @@ def measured(claims: Claims, truth: Graph, order: np.ndarray | None = None) -> R
     could = known[h] & known[t] & np.isin(r, kind[claims.given_relations])
     top = None
     if claims.top is not None:
-        top = Count(int((whole & (alike >= claims.top.alike)).sum()), claims.top.claimed, len(r))
+        top = Count(int((whole & (alike >= claims.top.alike - ROUNDING)).sum()), claims.top.claimed, len(r))
     names, relations = len(claims.given_entities), len(claims.given_relations)
     guess = could / (relations * np.where(h == t, names, float(names) ** 2))
     chance = {
