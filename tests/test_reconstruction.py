@@ -420,8 +420,8 @@ def test_products_are_marked(caplog):
     assert found["inverse"].startswith("fallback")
     assert how_inverted(SCORERS["rotate"]()) == "exact"
     assert "cannot be inverted" in caplog.text
-    with pytest.raises(Nothing, match="NTN does not say"):
-        inverse(SCORERS["ntn"](), torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(Nothing, match="TransH does not say"):
+        Reconstruction().of(replace(world(np.random.default_rng(0), "transe")[1], scorer=SCORERS["transh"]()))
 
 
 def test_inverse_relations_are_left_out():

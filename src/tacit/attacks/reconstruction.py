@@ -45,7 +45,7 @@ NAMELESS = "the victim's entity rows without names"
 HOW_MANY = "the number of the victim's training triples"
 ENTITIES, RELATIONS, SHUFFLED, SAMPLED = 3, 4, 5, 6
 """Steps of the draws for targets: which pairs the traitor gives, the order of nameless rows, pairs that are tried."""
-AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 28}
+AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 26}
 """Numbers that are held at once where all pairs would be too many."""
 ROUNDING = 1e-6
 """Matrix products of other shapes may round a cosine differently, by no more than that."""
@@ -245,6 +245,7 @@ class Reconstruction:
 
     def of(self, what: Held) -> Claims:
         """From what was put together."""
+        inverse(what.scorer, what.rows[:0], what.rows[:0])  # or there is nothing to say of relations
         if how_inverted(what.scorer) != "exact":
             LOG.warning("%s cannot be inverted: the relation of two rows is a direction, and may say little",
                         type(what.scorer).__name__)  # fmt: skip
