@@ -11,6 +11,9 @@ one more section, and with a grid if it stands for several cells:
     published.LibKGE = {mrr = 0.348, hits10 = 0.536}
     figures = {FedR = "published.csv"}     # or: a table beside the file, of dataset, scorer, setting, parts, mrr
 
+    [attack]                               # of a federation that is attacked: see `tacit.attacks.cells`
+    names = ["cip", "si"]
+
     [grid]                                 # every combination is a cell, named by the file and by its values
     "scorer.name" = ["transe", "rotate"]
     recipe = ["fede", "fedr"]
@@ -56,6 +59,9 @@ from tacit.tensors import load_graph
 from tacit.training import Event
 
 LOG = logging.getLogger(__name__)
+ATTACK = {"names": list, "targets": list, "count": int, "every": int, "victim": int, "adversary": int, "shadows": int,
+          "leaks": list, "pairs": int}  # fmt: skip
+"""What the section [attack] of a cell may say."""
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
 LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement", "keys")
 """Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
@@ -85,6 +91,8 @@ class Cell:
     divided: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     """Other tables, or figures, that show this cell."""
+    attack: Mapping[str, Any] = field(default_factory=dict)
+    """What is tried on the federation; such a cell has a line for each attack, and none for its ranks."""
 
     @staticmethod
     def read(path: Path) -> list[Cell]:
@@ -116,7 +124,10 @@ class Cell:
         if "path" not in graph:
             raise BadInput("expected [graph] with a path, the name of a dataset.")
         divided = plain_section(values.pop("partition", {}), "partition", PARTITION)
+        attack = plain_section(values.pop("attack", {}), "attack", ATTACK)
         recipe, federation = values.pop("recipe", None), None
+        if attack and recipe is None:
+            raise BadInput("only a federation is attacked: expected a recipe.")
         if recipe is not None and not isinstance(recipe, str):
             raise BadInput(f"found {excerpt(repr(recipe))} as recipe; expected a name. Several go into [grid].")
         values = combine({"name": name}, values)
@@ -140,6 +151,7 @@ class Cell:
             federation,
             divided,
             tuple(about.get("also", ())),
+            attack,
         )
         published = dict(cell.published)
         for who, file in about.get("figures", {}).items():
@@ -149,14 +161,22 @@ class Cell:
             raise BadInput("expected figures by name for each source under reproduce.published.")
         return replace(cell, published=published)
 
-    def _figure(self, path: Path) -> dict[str, float]:
+    def _figure(self, path: Path) -> dict[str, Any]:
         """What a table of published figures has for this cell; nothing: it has none."""
         mine = {"dataset": self.dataset, "scorer": self.scorer, "setting": self.setting, "parts": str(self.parts)}
         try:
             with open(path, encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    if all(row[key] == value for key, value in mine.items()):
-                        return {"mrr": float(row["mrr"])}
+                rows = list(csv.DictReader(file))
+            if self.attack:  # several, by what is attacked and how
+                columns = [name for name in ("attack", "leak", "victim") if name in rows[0]]
+                mine = {key: value for key, value in mine.items() if key in rows[0]}
+                chosen = [row for row in rows if all(row[key] == value for key, value in mine.items())]
+                values = ("f1", "err", "trr")
+                figures = [{value: float(row[value]) for value in values if value in row} for row in chosen]
+                return dict(zip((" ".join(row[c] for c in columns) for row in chosen), figures, strict=True))
+            for row in rows:
+                if all(row[key] == value for key, value in mine.items()):
+                    return {"mrr": float(row["mrr"])}
         except (OSError, LookupError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read as published figures: {error}.") from None
         return {}
@@ -188,6 +208,8 @@ class Cell:
                 if federation[key] == usual[key]:
                     del federation[key]
             whole += [self.recipe, federation, dict(self.divided)]
+        if self.attack:
+            whole.append(dict(self.attack))
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -266,6 +288,12 @@ class Results:
         """The latest with this fingerprint."""
         return next((row for row in reversed(list(self)) if row.get("fingerprint") == fingerprint), None)
 
+    def all_of(self, fingerprint: str) -> list[dict[str, Any]]:
+        """Every line of a cell that has several, if all of them are there; the latest of each."""
+        found = {row["line"]: row for row in self if row.get("fingerprint") == fingerprint and "line" in row}
+        rows = [found[number] for number in sorted(found)]
+        return rows if rows and len(rows) == rows[0]["lines"] else []
+
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,8 +311,8 @@ def _result(line: str) -> dict[str, Any] | None:
     """The result that a line is; None: it is none."""
     try:
         row = json.loads(line)
-        row["metrics"]["mrr"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        row["metrics"].keys()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return dict(row)
 
@@ -319,19 +347,34 @@ def run_cell(
             run.train(on_event)
         events, more = run.events(), {"partition": dict(cell.divided)} | _of_federation(run) | _cost(run)
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
+    parts, seconds = 1 if cell.federation is None else len(run.parties), sum(event["seconds"] for event in events)
+    return line(cell, graph, settings, parts=parts, metrics=test, seconds=seconds, command=command, valid=valid, **more)
+
+
+def line(
+    cell: Cell,
+    graph: Graph | Parties,
+    settings: Settings,
+    *,
+    parts: int,
+    metrics: Mapping[str, Any],
+    seconds: float,
+    command: str,
+    **more: Any,
+) -> dict[str, Any]:
+    """A result, with all that is needed to get it again."""
     return {
         "table": cell.table,
         "cell": cell.name,
         "dataset": cell.dataset,
         "scorer": cell.scorer,
         "setting": cell.setting,
-        "parts": 1 if cell.federation is None else len(run.parties),
+        "parts": parts,
         "seed": settings.seed,
-        "metrics": test,
-        "valid": valid,
+        "metrics": metrics,
         "published": cell.published,
         "goal": cell.goal,
-        "seconds": round(sum(event["seconds"] for event in events), 2),
+        "seconds": round(seconds, 2),
         "device": device_name(settings.training.device),
         "commit": commit(),
         "command": command,
@@ -450,7 +493,7 @@ def reproduce(
     on_cell: Callable[[Cell, dict[str, Any] | None], Any] = lambda cell, row: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> list[dict[str, Any]]:
-    """Run the cells that have no result yet; each cell's line.
+    """Run the cells that have no result yet; each cell's line, or lines.
 
     Parameters
     ----------
@@ -468,15 +511,27 @@ def reproduce(
             graphs = {place: load(cell, data)}  # one at a time in memory
         graph = graphs[place]
         kept = Results(results or Path("benchmarks/results") / f"{cell.table}.jsonl")
-        row = kept.of(cell.fingerprint(graph))
-        if row is None:
-            on_cell(cell, None)
-            own = f"{command} --only {cell.name}"
-            folder = (runs or Path("runs") / cell.table) / cell.name
-            row = run_cell(cell, graph, folder, device=device, command=own, on_event=on_event)
-            kept.append(row)
-        on_cell(cell, row)
-        rows.append(row)
+        own = f"{command} --only {cell.name}"
+        if cell.attack:
+            found = kept.all_of(cell.fingerprint(graph))
+            if not found:
+                from tacit.attacks.cells import attack_cell
+
+                on_cell(cell, None)
+                found = attack_cell(cell, graph, device=device, command=own, on_event=on_event)
+                for row in found:
+                    kept.append(row)
+        else:
+            earlier = kept.of(cell.fingerprint(graph))
+            if earlier is None:
+                on_cell(cell, None)
+                folder = (runs or Path("runs") / cell.table) / cell.name
+                earlier = run_cell(cell, graph, folder, device=device, command=own, on_event=on_event)
+                kept.append(earlier)
+            found = [earlier]
+        for row in found:
+            on_cell(cell, row)
+        rows += found
     return rows
 
 

@@ -229,32 +229,36 @@ class Concentrations:
         made = Concentrations(entity, scorer, relation_vectors(scorer, entity[first // many], entity[first % many]),
                               torch.zeros(clusters, device=entity.device))  # fmt: skip
         for number in range(rounds + 1):
-            sums, count, squares, square_of_squares = made._pass(chosen, total, move=number < rounds)
-            made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf)
-            made.inertia = float(squares.sum() / total)
-            variance = float(square_of_squares / total) - made.inertia**2
-            made.error = (max(variance, 0.0) / total) ** 0.5 if sampled else 0.0
+            sums, count, squares, fourth = made._pass(chosen, total)
+            made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf).to(entity)
+            made.inertia = float(squares.sum()) / total
+            made.error = (max(fourth / total - made.inertia**2, 0.0) / total) ** 0.5 if sampled else 0.0
             if number < rounds:
-                made.centres = torch.where((count > 0)[:, None], sums / count.clamp(min=1)[:, None], made.centres)
+                mean = (sums / count.clamp(min=1)[:, None]).to(entity)
+                made.centres = torch.where((count > 0)[:, None], mean, made.centres)
         return made
 
-    def _pass(self, chosen: Tensor | None, total: int, *, move: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Once through the pairs: sums of vectors, counts and squared distances by cluster."""
-        many, device = len(self.entity), self.entity.device
-        sums, count = torch.zeros_like(self.centres), torch.zeros(len(self.centres), device=device, dtype=torch.float64)
-        squares, fourth = torch.zeros_like(count), torch.zeros((), device=device, dtype=torch.float64)
-        step = max(1, AT_ONCE[device.type] * 128 // max(self.centres.shape[1], len(self.centres)))
+    def _pass(self, chosen: Tensor | None, total: int) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Once through the pairs: by cluster sums of vectors, counts, squared distances; and the sum of their squares.
+
+        Sums by cluster are matrix products with rows of a single one: a GPU does those fastest.
+        """
+        many, clusters, device = len(self.entity), len(self.centres), self.entity.device
+        sums = torch.zeros_like(self.centres, dtype=torch.float64)
+        count, squares = (torch.zeros(clusters, device=device, dtype=torch.float64) for _ in range(2))
+        fourth = torch.zeros((), device=device, dtype=torch.float64)
+        step = max(1, AT_ONCE[device.type] * 128 // max(self.centres.shape[1], clusters))
         for start in range(0, total, step):
             stop = min(start + step, total)
             which = torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
             vectors = relation_vectors(self.scorer, self.entity[which // many], self.entity[which % many])
             distance, nearest = self._nearest(vectors)
-            count.index_add_(0, nearest, torch.ones_like(distance, dtype=torch.float64))
-            squares.index_add_(0, nearest, distance.double())
+            member = torch.zeros(len(which), clusters, device=device).scatter_(1, nearest[:, None], 1.0)
+            sums += (member.T @ vectors).double()
+            count += member.sum(0).double()
+            squares += (distance @ member).double()
             fourth += distance.double().square().sum()
-            if move:
-                sums.index_add_(0, nearest, vectors)
-        return sums, count.to(sums.dtype), squares.to(sums.dtype), fourth
+        return sums, count, squares, float(fourth)
 
     def _nearest(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distance to the nearest centre, and which it is."""
@@ -275,8 +279,9 @@ class Counts(Attack):
 
     The server has each party's own noisy counts, unless they are added up securely; a party has the sum of all.
 
-    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what all the other triples of the victim add, which
-    the attacker is told: that is the adversary of the definition, and it finds what epsilon allows, and no more.
+    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what all the other
+    triples of the victim add, which the attacker is told: that is the adversary of the definition, and it finds what
+    epsilon allows, and no more.
     """
 
     roles = ("server", "party")

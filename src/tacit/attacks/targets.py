@@ -12,7 +12,7 @@ attacker wants to know.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -21,12 +21,13 @@ import numpy as np
 from tacit.attacks.seen import Candidates
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
-from tacit.graph import NO_GROUP, Graph, Split, Vocab
+from tacit.graph import NO_GROUP, Graph, Split, SplitName, Vocab
 from tacit.parties import Parties
 
 Reading = Literal["existing", "canaries", "held"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 Names = tuple[str, str, str]
+Ids = list[int]
 TRIES = 200
 """Random triples are drawn at most so many times as are wanted."""
 
@@ -67,38 +68,42 @@ def draw_targets(
             raise TacitError(f"there are {len(parties)} parties, and no party {who} to be the {name}")
     if victim == adversary:
         raise TacitError("the adversary is another than the victim")
-    own, other = parties[victim], parties[adversary]
-    entities = sorted(set(own.entities) & set(other.entities))
-    relations = sorted(set(own.relations) & set(other.relations))
-    if len(entities) < 2 or not relations:
+    union = _Union(parties)
+    mine, theirs = (union.triples(i, "train") for i in (victim, adversary))
+    entities, relations = (
+        np.intersect1d(union.held(victim, part), union.held(adversary, part)) for part in ("entity", "relation")
+    )
+    if len(entities) < 2 or not len(relations):
         raise TacitError("the adversary and the victim have no names in common: there is nothing to ask")
-    reach = (set(entities), set(relations))
-    everything = [set(graph.named(split)) for graph in parties for split in graph.splits]
-    taken: set[Names] = set().union(*everything)
     made = _Drawn(apart)
     if reading == "canaries":
-        made.take(_random(entities, relations, taken, count, seed), 2 * (count // 2))
-        chosen = made.chosen
-        coins = Stream(seed, Purpose.TARGETS, victim, 2).permutation(len(chosen))
+        source = iter(union.invented(entities, relations, count, seed))
+        while len(made.chosen) < 2 * (count // 2) and made.next(source) is not None:
+            pass
+        chosen = made.chosen[: 2 * (len(made.chosen) // 2)]
         member = np.zeros(len(chosen), bool)
-        member[coins[: len(chosen) // 2]] = True
-        parties = _with(parties, victim, [chosen[i] for i in np.flatnonzero(member)])
-        return parties, targets_of(chosen, member, reading, victim)
-    elsewhere = set().union(*(set(g.named("train")) for i, g in enumerate(parties) if i != victim))
-    mine = _shuffled([x for x in own.named("train") if _within(x, reach) and x not in elsewhere], seed, 0)
+        member[Stream(seed, Purpose.TARGETS, victim, 2).permutation(len(chosen))[: len(chosen) // 2]] = True
+        names = union.named(chosen)
+        parties = _with(parties, victim, [names[i] for i in np.flatnonzero(member)])
+        return parties, targets_of(names, member, reading, victim)
+
+    def within(triples: np.ndarray, *, none_of: np.ndarray, step: int) -> Iterator[Ids]:
+        h, r, t = triples.T
+        there = np.isin(h, entities) & np.isin(t, entities) & np.isin(r, relations) & (h != t)
+        there &= ~np.isin(union.keys(triples), union.keys(none_of))
+        left = triples[there]
+        return iter(left[Stream(seed, Purpose.TARGETS, 1, step).permutation(len(left))].tolist())
+
+    rest = [i for i in range(len(parties)) if i != victim]
+    members = within(mine, none_of=np.concatenate([union.triples(i, "train") for i in rest]), step=0)
     if reading == "held":
-        everyone = set().union(*(own.named(split) for split in own.splits), other.named("train"))
-        third = [g for i, g in enumerate(parties) if i not in (victim, adversary)]
-        true = {x for graph in third for x in graph.named("train") if _within(x, reach)} - everyone
-        if not true:
-            raise TacitError("no third party holds facts of names that victim and adversary have: there are no such "
-                             "targets")  # fmt: skip
-        others: Iterator[Names] = iter(_shuffled(sorted(true), seed, 1))
+        third = [union.triples(i, "train") for i in rest if i != adversary]
+        own = [union.triples(victim, split) for split in parties[victim].splits]
+        facts = np.unique(np.concatenate([mine[:0], *third]), axis=0)
+        others = within(facts, none_of=np.concatenate([*own, theirs]), step=1)
     else:
-        others = _random(entities, relations, taken, count, seed)
-    members = iter(mine)
-    inside: list[Names] = []
-    outside: list[Names] = []
+        others = iter(union.invented(entities, relations, count, seed))
+    inside, outside = [], []
     for _ in range(count // 2):  # one of each at a time, so that there are as many of both
         pair = [made.next(members), made.next(others)]
         if pair[0] is None or pair[1] is None:
@@ -106,9 +111,49 @@ def draw_targets(
         inside.append(pair[0])
         outside.append(pair[1])
     if not inside:
-        raise TacitError("the victim has no training triples of names that the adversary has too")
-    chosen = [*inside, *outside]
-    return parties, targets_of(chosen, np.arange(len(chosen)) < len(inside), reading, victim)
+        raise TacitError(
+            "there are no such targets: the victim has no training triples of names that the adversary has too, or no "
+            "third party has facts of them"
+        )
+    member = np.arange(2 * len(inside)) < len(inside)
+    return parties, targets_of(union.named([*inside, *outside]), member, reading, victim)
+
+
+class _Union:
+    """All parties' triples by ids of the union of their names."""
+
+    def __init__(self, parties: Parties):
+        self.parties = parties
+        self.entities = Vocab(name for graph in parties for name in graph.entities)
+        self.relations = Vocab(name for graph in parties for name in graph.relations)
+        self.places = [
+            (graph.entities.positions(self.entities), graph.relations.positions(self.relations)) for graph in parties
+        ]
+
+    def held(self, party: int, part: str) -> np.ndarray:
+        return np.sort(self.places[party][0 if part == "entity" else 1])
+
+    def triples(self, party: int, split: SplitName) -> np.ndarray:
+        """(n, 3) int64."""
+        (entity, relation), triples = self.places[party], self.parties[party].splits[split].triples
+        return np.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], 1).astype(np.int64)
+
+    def keys(self, triples: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (triples[:, 0] * len(self.relations) + triples[:, 1]) * len(self.entities) + triples[:, 2]
+        return found
+
+    def invented(self, entities: np.ndarray, relations: np.ndarray, count: int, seed: int) -> list[Ids]:
+        """Triples that no one holds, of names drawn evenly."""
+        draws = np.asarray(Stream(seed, Purpose.TARGETS, 0, 1).uniform(3 * TRIES * count)).reshape(-1, 3)
+        place = (draws * [len(entities), len(relations), len(entities)]).astype(np.int64)
+        found = np.stack([entities[place[:, 0]], relations[place[:, 1]], entities[place[:, 2]]], 1)
+        taken = [self.triples(i, split) for i, graph in enumerate(self.parties) for split in graph.splits]
+        fine = ~np.isin(self.keys(found), self.keys(np.concatenate(taken))) & (found[:, 0] != found[:, 2])
+        listed: list[Ids] = found[fine].tolist()
+        return listed
+
+    def named(self, triples: Sequence[Ids]) -> list[Names]:
+        return [(self.entities[h], self.relations[r], self.entities[t]) for h, r, t in triples]
 
 
 class _Drawn:
@@ -116,47 +161,23 @@ class _Drawn:
 
     def __init__(self, apart: bool):
         self.apart = apart
-        self.chosen: list[Names] = []
-        self._seen: set[Names] = set()
-        self._tails: set[str] = set()
-        self._others: set[str] = set()
+        self.chosen: list[Ids] = []
+        self._seen: set[tuple[int, ...]] = set()
+        self._tails: set[int] = set()
+        self._heads: set[int] = set()
 
-    def next(self, source: Iterator[Names]) -> Names | None:
-        for h, r, t in source:
-            if (h, r, t) in self._seen:
+    def next(self, source: Iterator[Ids]) -> Ids | None:
+        for triple in source:
+            h, _, t = triple
+            near = t in self._tails or t in self._heads or h in self._tails
+            if tuple(triple) in self._seen or (self.apart and near):
                 continue
-            if self.apart and (h == t or t in self._tails or t in self._others or h in self._tails):
-                continue
-            self._seen.add((h, r, t))
+            self._seen.add(tuple(triple))
             self._tails.add(t)
-            self._others.add(h)
-            self.chosen.append((h, r, t))
-            return h, r, t
+            self._heads.add(h)
+            self.chosen.append(triple)
+            return triple
         return None
-
-    def take(self, source: Iterator[Names], count: int) -> None:
-        while len(self.chosen) < count and self.next(source) is not None:
-            pass
-
-
-def _random(entities: list[str], relations: list[str], taken: set[Names], count: int, seed: int) -> Iterator[Names]:
-    """Triples that no one holds, of names drawn evenly."""
-    stream = Stream(seed, Purpose.TARGETS, 0, 1)
-    draws = np.asarray(stream.uniform(3 * TRIES * count)).reshape(-1, 3)
-    places = (draws * [len(entities), len(relations), len(entities)]).astype(np.int64)
-    for h, r, t in places.tolist():
-        triple = (entities[h], relations[r], entities[t])
-        if triple not in taken and h != t:
-            yield triple
-
-
-def _shuffled(triples: list[Names], seed: int, step: int) -> list[Names]:
-    return [triples[i] for i in Stream(seed, Purpose.TARGETS, 1, step).permutation(len(triples)).tolist()]
-
-
-def _within(triple: Names, reach: tuple[set[str], set[str]]) -> bool:
-    h, r, t = triple
-    return h in reach[0] and t in reach[0] and r in reach[1] and h != t
 
 
 def _with(parties: Parties, victim: int, more: list[Names]) -> Parties:

@@ -99,7 +99,8 @@ class Plot:
     """Who attacks whom, and on what.
 
     adversary: the party that attacks, or helps the server. auxiliary: whether a server attack is told the facts of all
-    parties but the victim. colluding: also let the server and the party work together.
+    parties but the victim. colluding: also let the server and the party work together. pairs: of entities, that a
+    server clusters; default: all on a GPU, a sample elsewhere.
     """
 
     victim: int = 0
@@ -108,6 +109,7 @@ class Plot:
     seed: int = 0
     colluding: bool = True
     auxiliary: bool = True
+    pairs: int | None = None
     keep_scores: bool = False
 
 
@@ -324,7 +326,7 @@ def named(name: str, plot: Plot, settings: Settings, every: int) -> Attack:
     if kind is CIA:
         return CIA(every=every)
     if kind is SI:
-        return SI(seed=plot.seed, device=chosen_device(settings.training.device))
+        return SI(pairs=plot.pairs, seed=plot.seed, device=chosen_device(settings.training.device))
     return kind()
 
 

@@ -81,7 +81,8 @@ def reproduce(
     if as_json:
         print(json.dumps(rows))
         return
-    SHOWN.get(table, _figures)(cells, rows)
+    shown = _attacks if any(cell.attack for cell in cells) else SHOWN.get(table, _figures)
+    shown(cells, rows)
     for name in sorted({row["device"] for row in rows}):
         show.say(f"Measured on: {name}", "dim")
 
@@ -100,6 +101,25 @@ def _figures(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
     sides = {row["settings"]["evaluation"]["sides"] for row in rows}
     title = f"Test split, sides: {', '.join(sorted(sides))}, filtered, ties count half"
     show.table("", "MRR", "Hits@10", "published MRR", "goal", "took", rows=lines, title=title)
+
+
+def _attacks(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    """What attacks found, beside the published."""
+    lines, rates = [], []
+    for row in rows:
+        found, others = row["metrics"], row["published"]
+        if "err" in found:
+            numbers = [f"{value:.4f}" if value is not None else "" for value in (found["err"], found["trr"])]
+            told = ", ".join(f"{f['err']:.4f} and {f['trr']:.4f} {who}" for who, f in others.items())
+            rates.append((row["cell"], row["place"], f"{row['leak']:g}", *numbers, row["nothing"] or told))
+            continue
+        told = row["nothing"] or ", ".join(f"{f['f1']:.3f} {who}" for who, f in others.items())
+        numbers = [f"{found[name]:.3f}" if found[name] is not None else "" for name in ("f1", "auc")]
+        lines.append((row["cell"], row["attack"], row["adversary"], row["targets"], *numbers, told))
+    if lines:
+        show.table("", "attack", "by", "targets", "best F1", "AUC", "published F1", rows=lines)
+    if rates:
+        show.table("", "victim", "leak", "ERR", "TRR", "published ERR and TRR", rows=rates)
 
 
 def _costs(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
