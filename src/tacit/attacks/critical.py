@@ -71,8 +71,8 @@ class Apart:
         The same as a share: 0.5 for samples that cannot be told apart. By DeLong et al. (1988), whose interval has no
         width where no pair is out of order.
     p
-        How likely so large a `u` is by chance, one-sided. Of independent samples: of ranks of the same statements, as
-        the paper and we have them, it says less than it seems.
+        How likely so large a `u` is by chance, one-sided, if the samples are independent. Ranks of the same statements
+        by two models are not quite; and of what other trainings would do it says nothing.
     """
 
     u: float
