@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit, logit
 
 from tacit.attacks import critical as module
 from tacit.attacks.critical import Change, Interval, apart, chosen, critical, false_tails, neighbours
@@ -71,15 +72,17 @@ samples = st.lists(st.integers(-4, 4), min_size=2, max_size=12)
 
 @given(samples, samples)
 def test_u_and_auc_are_counts_of_pairs(one, two):
-    """And the interval is that of DeLong's variance, by loops."""
+    """And the interval is that of DeLong's variance, on the scale of logits, by loops."""
     wins = np.array([[(a > b) + (a == b) / 2 for b in two] for a in one], float)
     found = apart(one, two)
     assert found.u == pytest.approx(wins.sum())
     assert found.auc.value == pytest.approx(wins.mean())
     assert found.biserial == pytest.approx(2 * wins.mean() - 1)
     spread = np.sqrt(wins.mean(1).var(ddof=1) / len(one) + wins.mean(0).var(ddof=1) / len(two))
-    assert found.auc.low == pytest.approx(max(0, wins.mean() - 1.959964 * spread))
-    assert found.auc.high == pytest.approx(min(1, wins.mean() + 1.959964 * spread))
+    if spread and 0 < wins.mean() < 1:
+        reach, middle = 1.959964 * spread / (wins.mean() * (1 - wins.mean())), logit(wins.mean())
+        assert found.auc.low == pytest.approx(expit(middle - reach))
+        assert found.auc.high == pytest.approx(expit(middle + reach))
     assert apart(two, one).auc.value == pytest.approx(1 - wins.mean())
     assert 0 <= found.p <= 1
 

@@ -13,7 +13,6 @@ neighbours a control. SciPy is imported where it is needed, because whatever tra
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tacit.attacks.measures import Interval, auc
 from tacit.draws import Purpose, Secret, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.evaluation.ranking import rank
@@ -38,25 +38,8 @@ Floats = npt.NDArray[np.float64]
 Triples = npt.NDArray[np.int64]
 LEVEL = 0.05
 """Intervals miss what they are of so often."""
-NORMAL = 1.959964
-"""Deviations on each side that leave out so much of a normal distribution."""
 QUANTILES = (5, 25, 50, 75, 95)
 """In percent."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number and its interval of 95% confidence."""
-
-    value: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of_mean(values: Floats) -> Interval:
-        """The mean of at least two values, by a normal distribution."""
-        mean, reach = float(values.mean()), NORMAL * float(values.std(ddof=1)) / math.sqrt(len(values))
-        return Interval(mean, mean - reach, mean + reach)
 
 
 @dataclass(frozen=True)
@@ -68,8 +51,7 @@ class Apart:
     u
         Mann and Whitney's: how many of all pairs have the larger number in the first sample, ties half.
     auc
-        The same as a share: 0.5 for samples that cannot be told apart. By DeLong et al. (1988), whose interval has no
-        width where no pair is out of order.
+        The same as a share: 0.5 for samples that cannot be told apart.
     p
         How likely so large a `u` is by chance, one-sided, if the samples are independent. Ranks of the same statements
         by two models are not quite; and of what other trainings would do it says nothing.
@@ -102,17 +84,9 @@ def apart(above: npt.ArrayLike, below: npt.ArrayLike) -> Apart:
         raise BadValue("samples to tell apart have two numbers at least")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise BadValue("numbers that are not finite cannot be told apart")
-    won, lost = _share_below(first, second), 1 - _share_below(second, first)
-    auc = float(won.mean())
-    reach = NORMAL * math.sqrt(won.var(ddof=1) / len(first) + lost.var(ddof=1) / len(second))
+    found = auc(first, second)
     p = float(mannwhitneyu(first, second, alternative="greater", method="asymptotic").pvalue)
-    return Apart(auc * len(first) * len(second), Interval(auc, max(0.0, auc - reach), min(1.0, auc + reach)), p)
-
-
-def _share_below(values: Floats, others: Floats) -> Floats:
-    """For each value the share of others that are smaller, ties half."""
-    others = np.sort(others)
-    return (np.searchsorted(others, values, "left") + np.searchsorted(others, values, "right")) / (2 * len(others))
+    return Apart(found.value * len(first) * len(second), found, p)
 
 
 def _quantiles(values: Floats) -> dict[str, float]:

@@ -21,17 +21,25 @@ if TYPE_CHECKING:
 
 RATES = (0.01, 0.001)
 """False-positive rates at which true positives are counted."""
+NORMAL = 1.959964
+"""Deviations on each side that leave out 5% of a normal distribution."""
 STRONG, HARMLESS = 0.7, 0.55
 """An AUC that is worth defending against; one that a defence has to stay below."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Interval:
     """A number, and the limits of its confidence."""
 
     value: float
     low: float
     high: float
+
+    @staticmethod
+    def of_mean(values: np.ndarray) -> Interval:
+        """The mean of at least two values, by a normal distribution; 95%."""
+        mean, reach = float(values.mean()), NORMAL * float(values.std(ddof=1)) / math.sqrt(len(values))
+        return Interval(mean, mean - reach, mean + reach)
 
     def json(self) -> dict[str, float]:
         return {name: round(value, 6) for name, value in self.__dict__.items()}
@@ -59,12 +67,12 @@ class Measured:
     members: int
     others: int
     beyond: int
-    auc: Found
+    auc: Interval
     f1: float
     threshold: float
     f1_held_out: float
     always: float
-    tpr: dict[float, Found]
+    tpr: dict[float, Interval]
 
     @property
     def resolution(self) -> float:
@@ -113,7 +121,7 @@ def measure(scores: ArrayLike, member: ArrayLike, *, confidence: float = 0.95) -
                     threshold, held, 2 * share / (1 + share), rates)  # fmt: skip
 
 
-def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) -> Found:
+def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) -> Interval:
     """The chance that a member's score is larger than another's, a tie counting half (Mann and Whitney).
 
     Limits by DeLong, DeLong and Clarke-Pearson (1988), on the scale of logits so that they stay within 0 and 1; where
@@ -132,12 +140,12 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
     if variance == 0:
         edge = (level / 2) ** (1 / min(ones, others))
         if value in (0.0, 1.0):
-            return Found(value, *((edge, 1.0) if value else (0.0, 1 - edge)))
+            return Interval(value, *((edge, 1.0) if value else (0.0, 1 - edge)))
         alike = np.ptp(np.concatenate([inside, outside])) == 0  # all scores the same: a guess, whatever the targets
-        return Found(value, *((value, value) if alike else (0.0, 1.0)))
+        return Interval(value, *((value, value) if alike else (0.0, 1.0)))
     reach = float(norm.isf(level / 2)) * math.sqrt(variance) / (value * (1 - value))
     middle = math.log(value / (1 - value))
-    return Found(value, _logistic(middle - reach), _logistic(middle + reach))
+    return Interval(value, _logistic(middle - reach), _logistic(middle + reach))
 
 
 def roc(scores: ArrayLike, member: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -174,12 +182,12 @@ def _f1_at(scores: np.ndarray, member: np.ndarray, threshold: float) -> float:
     return float(2 * (called & member).sum() / max(called.sum() + member.sum(), 1))
 
 
-def _tpr(inside: np.ndarray, outside: np.ndarray, rate: float, confidence: float) -> Found:
+def _tpr(inside: np.ndarray, outside: np.ndarray, rate: float, confidence: float) -> Interval:
     """Members above all but `rate` of the others."""
     allowed = math.floor(rate * len(outside) + 1e-9)
     threshold = np.sort(outside)[::-1][allowed] if allowed < len(outside) else -np.inf
     many = int((inside > threshold).sum())
-    return Found(many / len(inside), *clopper_pearson(many, len(inside), 1 - confidence))
+    return Interval(many / len(inside), *clopper_pearson(many, len(inside), 1 - confidence))
 
 
 def _placed(these: np.ndarray, those: np.ndarray) -> np.ndarray:
