@@ -157,6 +157,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.triples)
 
+    def at(self, rows: npt.NDArray[Any]) -> Split:
+        """Some of the statements, with their marks and groups: by positions in rising order, or by a mask."""
+        marks, group = (None if array is None else array[rows] for array in (self.confidential, self.group))
+        return Split(self.triples[rows], marks, group)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and all(
             (a is None) == (b is None) and (a is None or np.array_equal(a, b))

@@ -1,4 +1,5 @@
-"""`attack`: what attackers would learn from a federation, by a transcript that was kept or by trials of the same kind.
+"""`attack`: what attackers would learn from a federation, by a transcript that was kept or by trials of the same kind;
+`attack_training`: what a published model gives away of confidential statements.
 
 A passive attack on triples that exist looks at what a run kept of its messages (`federation.keep_every`). Everything
 else needs trainings of its own: the federation's settings and graphs once more, with canaries, a malicious party, or
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tacit.attacks.critical import critical, neighbours
 from tacit.attacks.measures import roc
 from tacit.attacks.membership import ATTACKS
 from tacit.attacks.seen import kept_rounds
@@ -22,12 +24,16 @@ from tacit.attacks.trial import PLOT, Outcome, Plot, Trial, Views, attacked, beg
 from tacit.errors import TacitError
 from tacit.federated import FederatedRun
 from tacit.folders import PRIVATE, write_json
+from tacit.privacy.privatizers import NoPrivacy
 from tacit.recipes import SHARED
+from tacit.run import Run, train
 from tacit.training import Event
 
 SHADOWED = ("lira", "trajectory")
 NAMES = (*ATTACKS, *SHADOWED)
 """Of membership attacks."""
+OF_STATEMENTS = ("critical", "neighbours")
+"""Of attacks on one model, trained on a graph with confidential statements."""
 POINTS = 200
 """Of a ROC curve that is kept."""
 
@@ -79,9 +85,8 @@ def attack(
         found = shadow_attacks(run.recipe, run.parties, run.settings, run.federation, reading, shadows=shadows,
                                plot=plot, every=every, on_event=on_event)  # fmt: skip
         outcomes += [outcome for outcome in found if outcome.attack in names]
-    if run.path is not None:
-        for outcome in outcomes:
-            write_outcome(run, outcome)
+    for outcome in outcomes:
+        write_outcome(run, outcome)
     return outcomes
 
 
@@ -109,13 +114,48 @@ def from_transcript(
     return [finished(outcome) for outcome in outcomes]
 
 
+def attack_training(
+    run: Run, names: Sequence[str] = ("critical",), *, statements: int = 1000, seed: int = 0
+) -> dict[str, dict[str, Any]]:
+    """What a model of one graph gives away of its confidential statements (Han et al. 2022), by attack.
+
+    critical: their ranks by this model, and by one that is trained the same without privacy. neighbours: their ranks in
+    trainings with and without each, with privacy and without; of at most 100 of them, for each takes two trainings.
+    """
+    if wrong := [name for name in names if name not in OF_STATEMENTS]:
+        raise TacitError(f"an attack on one model is one of {', '.join(OF_STATEMENTS)}; not {wrong[0]!r}")
+    if not run.settings.privacy.sound:
+        raise TacitError("a private model is compared with a plain one, and this one is plain: train with --epsilon")
+    plain, found = replace(run.settings, privacy=NoPrivacy()), {}
+    if "critical" in names:
+        other = train(run.graph, settings=plain)
+        about = critical(run.model, other.model, run.graph, statements=statements, seed=seed).json()
+        ranks = {name: each.metrics["test"].mrr for name, each in (("private", run), ("plain", other))
+                 if "test" in each.metrics}  # fmt: skip
+        found["critical"] = about | {"test_mrr": ranks}
+    if "neighbours" in names:
+        found["neighbours"] = {
+            name: neighbours(run.graph, settings, statements=min(statements, 100), seed=seed).json()
+            for name, settings in (("private", run.settings), ("plain", plain))
+        }
+    for name, about in found.items():
+        write_found(run, name, about)
+    return found
+
+
 def write_outcome(run: FederatedRun, outcome: Outcome) -> None:
-    """Into private/attacks/ of the run's folder: who is a member was looked at."""
-    assert run.path is not None
+    """What was found of some targets."""
+    name = f"{outcome.attack}-{outcome.role.replace('+', '-')}-{outcome.reading}"
+    write_found(run, name, outcome.json() | {"roc": curves(outcome)})
+
+
+def write_found(run: FederatedRun | Run, name: str, found: Mapping[str, Any]) -> None:
+    """Into private/attacks/ of the run's folder, if it has one: the truth was looked at."""
+    if run.path is None:
+        return
     folder = run.path / PRIVATE / "attacks"
     folder.mkdir(mode=0o700, exist_ok=True)
-    name = f"{outcome.attack}-{outcome.role.replace('+', '-')}-{outcome.reading}.json"
-    write_json(folder / name, "tacit.attack/1", outcome.json() | {"roc": curves(outcome)})
+    write_json(folder / f"{name}.json", "tacit.attack/1", dict(found))
 
 
 def curves(outcome: Outcome) -> dict[str, Any]:

@@ -397,13 +397,8 @@ def _solved(settings: Settings, graph: Graph) -> Settings:
 
 def _without(graph: Graph, statement: Triples) -> Graph:
     """The graph less a statement, in every split; its names stay."""
-    splits = {}
-    for name, split in graph.splits.items():
-        kept = (split.triples != statement).any(1)
-        marks, group = split.confidential, split.group
-        splits[name] = Split(split.triples[kept], None if marks is None else marks[kept],
-                             None if group is None else group[kept])  # fmt: skip
-    return replace(graph, train=splits["train"], valid=splits["valid"], test=splits["test"])
+    train, valid, test = (split.at((split.triples != statement).any(1)) for split in graph.splits.values())
+    return replace(graph, train=train, valid=valid, test=test)
 
 
 def _trained(settings: Settings, graphs: Sequence[Graph], cohort: int) -> list[Model]:

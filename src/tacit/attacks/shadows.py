@@ -174,7 +174,7 @@ def _shadow(facts: Graph, parties: Parties, plot: Plot, inside: list[Names], num
     many = min(len(facts.train), len(parties[plot.adversary].train))
     chosen = Stream(plot.seed, Purpose.TARGETS, 3, number).permutation(len(facts.train))[:many]
     none = Split(np.zeros((0, 3), np.int32))
-    share = replace(facts, train=Split(facts.train.triples[np.sort(chosen)]), valid=none, test=none)
+    share = replace(facts, train=facts.train.at(np.sort(chosen)), valid=none, test=none)
     asked = _asked(inside, plot.victim, "existing")
     return with_triples(without(share, asked), inside)
 

@@ -202,10 +202,7 @@ def without(graph: Graph, targets: Targets) -> Graph:
     """A graph without the targets among its training triples."""
     ids = targets.candidates.at(graph.entities, graph.relations)
     gone = graph.keys(ids[(ids >= 0).all(1)].astype(np.int32))
-    kept, old = ~np.isin(graph.keys(graph.train.triples), gone), graph.train
-    marked = None if old.confidential is None else old.confidential[kept]
-    group = None if old.group is None else old.group[kept]
-    return replace(graph, train=Split(old.triples[kept], marked, group))
+    return replace(graph, train=graph.train.at(~np.isin(graph.keys(graph.train.triples), gone)))
 
 
 def named_targets(candidates: Candidates) -> list[Names]:

@@ -1,4 +1,4 @@
-"""`tacit attack`: what others would learn from a federation."""
+"""`tacit attack`: what others would learn from a federation, or from a model that is published."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from tacit.errors import TacitError
 if TYPE_CHECKING:
     from tacit.attacks.trial import Outcome
     from tacit.federated import FederatedRun
+    from tacit.run import Run
 
 ALWAYS = 2 / 3
 
 
 def attack(
-    path: Annotated[Path, typer.Argument(help="The folder of a federation.")],
+    path: Annotated[Path, typer.Argument(help="The folder of a run.")],
     attacks: Annotated[
-        str, typer.Option("--attack", help="si, cip, cia, counts, lira, trajectory; several with commas.")
-    ] = "cip",
+        str | None,
+        typer.Option(
+            "--attack",
+            help="Of a federation: si, cip, cia, counts, lira, trajectory, reconstruction. Of one graph: critical, "
+            "neighbours. Several with commas. Default: cip, or critical.",
+        ),
+    ] = None,
     kinds: Annotated[
         str, typer.Option("--targets", help="existing, canaries, held; several with commas.")
     ] = "existing",
-    count: Annotated[int, typer.Option(help="Targets, half of them members.")] = 1000,
+    count: Annotated[int, typer.Option(help="Targets, half of them members; or confidential statements.")] = 1000,
     victim: Annotated[str | None, typer.Option(help="Whose triples are asked for. Default: the first party.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="The party that attacks, or helps the server. Default: another.")
@@ -39,32 +45,90 @@ def attack(
     seed: Annotated[int, typer.Option(min=0, help="Of the targets.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Try to tell which triples are in a party's training set, as others in the federation could.
+    """Try what an attacker could: which triples are a party's, whose row is which, what confidential statements say.
 
-    Passive attacks (si, cip, counts) on triples that exist use what the run kept of its messages
+    Passive attacks (si, cip, counts) on triples that exist, and reconstruction, use what the run kept of its messages
     (federation.keep_every); everything else trains federations of the same settings for it, in memory. What is found
     is kept in private/attacks/ of the run.
     """
-    from tacit.attacks.attack import attack as run_attacks
-    from tacit.attacks.trial import Plot
     from tacit.federated import FederatedRun, is_federation
+    from tacit.run import Run
 
+    began = time.perf_counter()
     if (path / "config.json").is_file() and not is_federation(path):
-        raise TacitError(f"{path} is a training of one graph: no one else was there to attack it. Try: tacit audit")
+        _of_training(Run.open(path), _list(attacks or "critical"), count, seed, as_json)
+        return
+    from tacit.attacks.attack import attack as run_attacks
+    from tacit.attacks.attack import write_found
+    from tacit.attacks.reconstruction import attack_reconstruction
+    from tacit.attacks.trial import Plot
+
     run = FederatedRun.open(path)
     first = _place(run, victim, "victim") if victim is not None else 0
     second = _place(run, adversary, "adversary") if adversary is not None else int(first == 0)
-    plot = Plot(victim=first, adversary=second, targets=count, seed=seed)
-    began = time.perf_counter()
+    wanted = _list(attacks or "cip")
+    others = [name for name in wanted if name != "reconstruction"]
+    rates: list[dict[str, Any]] = []
+    found: list[Outcome] = []
     with bar(f"attacks on {run.recipe}", run.federation.rounds, as_json) as on_event:
-        found = run_attacks(run, _list(attacks), cast(Any, _list(kinds)), plot=plot, every=every, shadows=shadows,
-                            on_event=on_event)  # fmt: skip
+        if others:
+            plot = Plot(victim=first, adversary=second, targets=count, seed=seed)
+            found = run_attacks(run, others, cast(Any, _list(kinds)), plot=plot, every=every, shadows=shadows,
+                                on_event=on_event)  # fmt: skip
+        if len(others) < len(wanted):
+            rates = attack_reconstruction(run, traitor=second, victims=[first], seed=seed)
+            write_found(run, "reconstruction", {"found": rates})
     seconds = round(time.perf_counter() - began, 2)
     if as_json:
         about = {"out": str(path / "private" / "attacks"), "seconds": seconds, "epsilon": run.epsilon}
-        print(json.dumps(about | {"attacks": [outcome.json() for outcome in found]}))
+        print(json.dumps(about | {"attacks": [outcome.json() for outcome in found], "reconstruction": rates}))
         return
-    _show(run, found, seconds)
+    _show(run, found)
+    _show_rates(rates)
+    show.say(f"{seconds:.1f} s. Kept in {run.path}/private/attacks.")
+
+
+def _of_training(run: Run, names: list[str], count: int, seed: int, as_json: bool) -> None:
+    from tacit.attacks.attack import attack_training
+
+    with show.busy("training models to compare with", as_json):
+        found = attack_training(run, names, statements=count, seed=seed)
+    if as_json:
+        print(json.dumps(found))
+        return
+    if "critical" in found:
+        about = found["critical"]
+        rows = []
+        for name in ("private", "plain"):
+            each, fitting = about[name], about[name]["fitting_tail"]
+            told = "" if fitting is None else f"{fitting['auc']['value']:.3f}"
+            rows.append((name, f"{about['test_mrr'].get(name, float('nan')):.3f}", f"{each['median']:g}",
+                         f"{each['top10']:.0%}", told))  # fmt: skip
+        show.table("model", "test MRR", "median rank", "in the top 10", "told from false: AUC", rows=rows,
+                   title=f"Ranks of {about['statements']} confidential statements")  # fmt: skip
+        larger = about["larger"]
+        show.say(f"Private ranks are larger with a chance of {larger['auc']['value']:.3f} (Mann and Whitney: p = "
+                 f"{larger['p']:.2g}).")  # fmt: skip
+    if "neighbours" in found:
+        falls: list[tuple[str, ...]] = [
+            (name, *(f"{about[which]['auc']['value']:.3f}" for which in ("removed", "own", "shuffled")))
+            for name, about in found["neighbours"].items()
+        ]
+        show.table("training", "falls without it", "beside another removed", "of that other alone", rows=falls,
+                   title="How often a confidential statement's score falls when it is left out")  # fmt: skip
+    show.say(f"Kept in {run.path}/private/attacks.")
+
+
+def _show_rates(rates: list[dict[str, Any]]) -> None:
+    """Of reconstruction."""
+    rows = [(f"{row['leak']:g}", f"{row['err']:.3f}", f"{row['trr']:.3f}", f"{row['control']['err']:.3f}",
+             f"{row['control']['trr']:.3f}") for row in rates if row["err"] is not None]  # fmt: skip
+    if rows:
+        title = f"Reconstruction of {rates[0]['victim']} by the server and {rates[0]['traitor']}"
+        show.table("leak", "entities named", "triples found", "... before training", "... and triples", rows=rows,
+                   title=title)  # fmt: skip
+    for reason in dict.fromkeys(row["nothing"] for row in rates if row.get("nothing")):
+        show.say(f"reconstruction: nothing to attack: {reason}.")
 
 
 def _list(text: str) -> list[str]:
@@ -77,7 +141,7 @@ def _place(run: FederatedRun, name: str, what: str) -> int:
     return run.parties.names.index(name)
 
 
-def _show(run: FederatedRun, found: list[Outcome], seconds: float) -> None:
+def _show(run: FederatedRun, found: list[Outcome]) -> None:
     helper = next((outcome.adversary for outcome in found if outcome.adversary), None)
     by = f" The party is {helper}." if helper else ""
     rounds = set()
@@ -105,4 +169,3 @@ def _show(run: FederatedRun, found: list[Outcome], seconds: float) -> None:
     show.warn(dict.fromkeys(outcome.warning for outcome in found if outcome.warning))
     if told := sorted({leak for outcome in found for leak in outcome.leaks}):
         show.say(f"Told beyond what the adversary saw: {'; '.join(told)}.")
-    show.say(f"{seconds:.1f} s. Kept in {run.path}/private/attacks.")
