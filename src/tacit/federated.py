@@ -393,7 +393,7 @@ class FederatedRun:
                     started = True
                 setup.prior(self.recipe)
             if isinstance(self.settings.privacy, Sound) and not self.settings.privacy.trains:
-                return self._end_with(setup.zero_tables(self.recipe), 0)
+                return self.end_with(setup.zero_tables(self.recipe), 0)
         together = RECIPES[self.recipe](setup)
         if self.path is None:
             together.run(on_event)
@@ -436,9 +436,17 @@ class FederatedRun:
 
     def _end(self, together: Together) -> FederatedRun:
         fit, alone = together.fit, together.star is None
-        return self._end_with(fit.best, fit.best_epoch.tolist() if alone else together.best_round)
+        return self.end_with(fit.best, fit.best_epoch.tolist() if alone else together.best_round)
 
-    def _end_with(self, tables: Tables, best_round: int | list[int]) -> FederatedRun:
+    @staticmethod
+    def of(recipe: str, setup: Setup) -> FederatedRun:
+        """A federation in memory that was set up, and is trained, elsewhere."""
+        run = FederatedRun(recipe, setup.parties, setup.settings, setup.federation)
+        run._transcript, run._made = setup.transcript, setup
+        return run
+
+    def end_with(self, tables: Tables, best_round: int | list[int] = 0) -> FederatedRun:
+        """What came of it: the rows, and the ranks that they give."""
         self._tables, self.best_round = tables, best_round
         splits: tuple[SplitName, ...] = ("valid", "test")
         for split in splits:

@@ -20,13 +20,13 @@ from tacit.attacks.membership import ATTACKS, CIA, SI, Attack, is_translation
 from tacit.attacks.seen import Nothing
 from tacit.attacks.targets import Reading, Targets, draw_targets, without
 from tacit.errors import TacitError
-from tacit.evaluation.ranking import Metrics, weighted
-from tacit.federated import Federation, with_noise
+from tacit.evaluation.ranking import Metrics
+from tacit.federated import FederatedRun, Federation, with_noise
 from tacit.federation.transcript import GIVE, Adversary, Record, Role, Transcript, View
 from tacit.parties import Parties, pool
 from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
-from tacit.training import Event, chosen_device, evaluated
+from tacit.training import Event, chosen_device
 
 LOG = logging.getLogger(__name__)
 Watch = Callable[[Event], None]
@@ -221,16 +221,14 @@ class Trial:
         if isinstance(privacy, Sound) and not privacy.trains:
             setup.prior(self.recipe)
             self._attack(views, outcomes, 0)
+            tables = setup.zero_tables(self.recipe)
         else:
             together = RECIPES[self.recipe](setup)
             together.run(told)
             for number in pending if self.later == 1 else []:  # the last rows were given to be validated
                 self._attack(views, outcomes, number)
-            for split in ("valid", "test"):
-                found = [evaluated(together.fit.model(i), graph, split, self.settings)
-                         for i, graph in enumerate(self.parties)] if len(together.fit.graphs) > 1 else []  # fmt: skip
-                if any(metrics.count for metrics in found):
-                    self.metrics[split] = weighted(found)
+            tables = together.fit.best
+        self.metrics = FederatedRun.of(self.recipe, setup).end_with(tables).metrics
         self.seconds = time.perf_counter() - began
         return [finished(outcome) for outcome in outcomes]
 
