@@ -112,6 +112,7 @@ def demo(
         f"  tacit evaluate {out_path / 'run'} --per-relation\n"
         f"  tacit predict {out_path / 'run'} --head '{example.head}' --relation '{example.relation}'\n"
         f"  tacit federate {out_path} --recipe fede --scorer rotate --dim 32 --rounds 50 --out runs/together\n"
+        f"  tacit attack {out_path / 'federations' / 'fede'} --attack cia,lira --targets canaries --count 400\n"
         f"  tacit federate {out_path} --recipe fede --secure --dim 32 --rounds 50 --out runs/secure\n"
         f"  tacit train {out_path / hospitals.names[0]} --scorer rotate --dim 32 --out runs/first\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
@@ -126,9 +127,9 @@ def _federations(hospitals: Parties, seed: int, folder: Path, as_json: bool) -> 
 
     wanted: dict[str, tuple[str, dict[str, Any]]] = {
         "local": ("local", {}),
-        "fede": ("fede", {}),
+        "fede": ("fede", {"federation": {"keep_every": 10}}),
         "fedr": ("fedr", {}),
-        "secure": ("fedr", {"federation": {"secure": True}}),
+        "secure": ("fedr", {"federation": {"secure": True, "keep_every": 10}}),
         "private": ("private_fede", {"privacy": {"epsilon": EPSILON}}),
     }
     runs = {}
