@@ -74,6 +74,7 @@ class Purpose(IntEnum):
     NOISE_COUNTS = 19
     CONTENT = 20
     NOISE_SIGNAL = 21
+    COIN = 22
 
 
 def philox(

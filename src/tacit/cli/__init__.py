@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tacit import __version__
 from tacit.cli import models
+from tacit.cli.audit import audit
 from tacit.cli.budget import budget
 from tacit.cli.data import data
 from tacit.cli.demo import demo
@@ -31,7 +32,18 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(budget, name="budget")
 app.add_typer(keys, name="keys")
-for command in (demo, models.train, models.evaluate, models.predict, models.export, federate, serve, join, reproduce):
+for command in (
+    demo,
+    models.train,
+    models.evaluate,
+    models.predict,
+    models.export,
+    audit,
+    federate,
+    serve,
+    join,
+    reproduce,
+):
     app.command()(command)
 
 
