@@ -30,8 +30,9 @@ from tacit.privacy.accountant import epsilon
 from tacit.privacy.bounds import epsilon_from_one_run
 from tacit.privacy.marginals import Marginals as Counts
 from tacit.privacy.onerun import Dirac, OneRun, Witness, audit_training, coins, planted, reserved, right_guesses
-from tacit.privacy.plan import releases
+from tacit.privacy.plan import cap_of, releases
 from tacit.privacy.privatizers import PRIVATIZERS
+from tacit.privacy.schedule import Ledger
 from tacit.privacy.steps import PrivateSteps
 from tacit.run import Run, create
 from tacit.settings import Settings, combine
@@ -129,6 +130,16 @@ def test_sound_trainings_hold_with_many_canaries_and_secret_noise(name):
         assert found.lower_bound > (0.25 if canary == "dirac" else 0.05) * found.claimed, found
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("sigma", "claimed", "right"), [(1.0, 6.70, 173), (0.5, 35.1, 196)])
+def test_dirac_canaries_measure_what_was_simulated(sigma, claimed, right):
+    """A simulation of the mechanism by NumPy alone, of the design: rate 0.05, 400 steps."""
+    wanted = settings_of("dpsgd", {"sigma": sigma}, training={"batch": 65, "epochs": 20})
+    found = audited(wanted, canaries=1000, guesses=200, canary="dirac")
+    assert found.claimed == pytest.approx(claimed, rel=2e-3)
+    assert abs(found.correct["white box"] - right) < 12
+
+
 # -- what does not -----------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +178,7 @@ def test_planted_flaws_of_a_whole_training_are_caught(flaw):
     assert audited(wanted).status == "holds"
     found = audited(wanted, kind=flaw)
     assert found.status == "violated", found
+    assert max(found.measured["white box"], found.measured["lengths"]) > found.claimed, found
 
 
 @pytest.mark.slow
@@ -236,9 +248,8 @@ def test_the_claim_is_of_the_audited_training():
     assert audited(wanted, delta=1e-3).claimed < found.claimed
 
 
-@pytest.mark.slow
 def test_noise_that_is_not_known_yet_is_solved_for_the_audited_training():
-    assert audited(settings_of("dpsgd", {"epsilon": 4.0})).claimed == pytest.approx(4.0, rel=0.02)
+    assert audited(settings_of("marginals", {"epsilon": 4.0})).claimed == pytest.approx(4.0, rel=0.02)
 
 
 @pytest.mark.slow
@@ -364,10 +375,10 @@ def test_guessing_without_looking_is_right_half_of_the_time():
 @pytest.mark.slow
 def test_the_claim_is_kept_over_many_audits():
     """With much noise guesses are right more often than by chance, and no bound comes near the claim."""
-    found = [audited(settings_of("dpsgd", {"sigma": 4.0, "clip": 0.1}, seed=seed), seed=seed) for seed in range(6)]
+    found = [audited(settings_of("dpsgd", {"sigma": 4.0, "clip": 0.1}, seed=seed), seed=seed) for seed in range(4)]
     assert all(each.lower_bound < 0.5 * each.claimed for each in found)
     right = sum(each.correct["white box"] for each in found)
-    assert stats.binomtest(right, 600, alternative="greater").pvalue < 1e-3
+    assert stats.binomtest(right, 400, alternative="greater").pvalue < 1e-3
 
 
 # -- the witness -------------------------------------------------------------------------------------------------------
@@ -403,6 +414,27 @@ def test_the_witness_sees_each_canarys_own_gradient(changes):
         assert float(witness.length[i]) == pytest.approx(length, rel=1e-5, abs=1e-9)
 
 
+def test_steps_in_which_the_party_rests_are_not_looked_at():
+    made, own = planted(GRAPH, coins(12, 2))
+    fit = Fit(settings_of("dpsgd"), [GRAPH, made], device="cpu")
+    witness = Witness(fit, own, party=1, dirac=False, kind=PrivateSteps)
+    fit.private.step(np.array([True, False]))
+    assert not witness.along.any()
+    fit.private.step(np.array([False, True]))
+    assert witness.along.all()
+    assert (witness.length > 0).all()
+
+
+def test_noise_that_follows_a_signal_is_that_of_the_watched_steps():
+    follows = {"epsilon": 8.0, "sigma": 1.0, "noise_falls": 0.8, "noise_follows": "paid", "signal_sigma": 1.0}
+    wanted = settings_of("dpsgd", follows, evaluation={"every": 5})
+    made, own = planted(GRAPH, coins(12, 2))
+    fit = Fit(wanted, [made], device="cpu", ledger=Ledger(cap_of(wanted, made), simulated=True))
+    Witness(fit, own, party=0, dirac=False, kind=NoNoise)
+    assert isinstance(fit.private, NoNoise)
+    assert fit.schedule.private is fit.private
+
+
 @pytest.mark.parametrize("dirac", [False, True])
 def test_being_watched_changes_nothing_but_dirac_canaries(dirac):
     wanted = settings_of("dpsgd", {"sigma": 1.0}, training={"epochs": 2})
@@ -429,6 +461,10 @@ def test_a_dirac_canary_weighs_the_clip_on_one_number(sides, reciprocal):
     wanted[torch.minimum(witness.head, witness.tail), 0] = 0.3
     assert torch.allclose(into.tables.entity, wanted)
     assert not into.tables.relation.any()
+    into.empty()
+    frozen = torch.zeros(len(wanted), dtype=torch.bool)
+    witness.private.kernel.accumulate(fit.cohort.tables, chunk, Clipped(torch.tensor([0.3]), row_mask=frozen), into)
+    assert not into.tables.entity.any()
     kernel, plain = Dirac(fit.kernel, witness.head), Gradients(fit.cohort.tables.like(torch.zeros_like))
     others = fit.examples.step(torch.arange(40), torch.zeros(40).long(), torch.arange(40), fit.cohort.steps).chunk
     into.empty()
@@ -471,7 +507,8 @@ def test_dirac_canaries_need_private_steps():
 
 def test_coins_do_not_change_rates():
     """What the number of canaries that are in would tell is told by nothing."""
-    claims = {audited(settings_of("dpsgd"), canaries=400, guesses=2, seed=seed).claimed for seed in range(3)}
+    wanted = settings_of("dpsgd", training={"epochs": 1})
+    claims = {audited(wanted, guesses=2, seed=seed).claimed for seed in range(3)}
     assert len(claims) == 1
 
 
@@ -509,6 +546,9 @@ def test_the_command_audits_federations(tmp_path):
     name = PARTIES.names[1]
     told = json.loads(invoked("audit", tmp_path / "run", *FEW, "--party", name, "--json").stdout)
     assert (told["status"], told["party"], told["claimed"]) == ("no claim", name, None)
+    shown = tacit("audit", tmp_path / "run", *FEW)
+    assert PARTIES.names[0] in shown.stdout
+    assert shown.stderr == ""
     assert "There are" in str(invoked("audit", tmp_path / "run", "--party", "nobody").exception)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli import show
+from tacit.cli.federate import _warnings_to
 from tacit.cli.federate import bar as bar_of_rounds
 from tacit.cli.models import RunPath, bar
 from tacit.cli.options import AsJson, Device, Seed
@@ -69,7 +70,8 @@ def audit(
             raise TacitError(f"there is no party {party!r} here. There are: {', '.join(names)}.")
         place = 0 if party is None else names.index(party)
         about["party"] = names[place]
-        with bar_of_rounds("audit", run.federation.rounds, as_json) as on_event:
+        # That few rows are shared is the canaries' doing, and was said of the run itself.
+        with _warnings_to([]), bar_of_rounds("audit", run.federation.rounds, as_json) as on_event:
             found = audit_training(settings, run.parties, recipe=run.recipe, federation=run.federation, party=place,
                                    on_event=on_event, **options)  # fmt: skip
     else:

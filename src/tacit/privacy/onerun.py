@@ -140,7 +140,8 @@ def audit_training(
         The code of private steps that is looked at.
 
     >>> graph = Graph.from_triples([(f"a{i}", "knows", f"b{i}") for i in range(50)])
-    >>> found = audit_training(Settings.make({"privacy": {"epsilon": 1.0}}), graph, canaries=100, guesses=20)
+    >>> wanted = Settings.make({"privacy": {"epsilon": 1.0, "noise": "seeded"}})
+    >>> found = audit_training(wanted, graph, canaries=100, guesses=20, seed=0)
     >>> found.status, list(found.measured)
     ('holds', ['cells'])
     """
