@@ -121,13 +121,13 @@ def test_a_private_federation_holds(recipe, privacy):
 @pytest.mark.full
 @pytest.mark.parametrize("name", SEEN)
 def test_sound_trainings_hold_with_many_canaries_and_secret_noise(name):
-    """Tighter than above: a quarter of the claim is seen, and not more than it, with chance 1 in 1,000 of an alarm."""
+    """Not seeded: with a chance of 1 in 1,000 of a false alarm, and some of the claim is seen."""
     wanted = settings_of(name, SEEN[name] | {"noise": "system", "sigma": 2.0}, training={"epochs": 40})
     for canary in ("triple",) if name == "marginals" else ("triple", "dirac"):
-        found = audit_training(wanted, MARKED, canaries=4000, guesses=800, canary=canary, confidence=0.999)
+        found = audit_training(wanted, MARKED, canaries=4000, guesses=800, canary=canary, confidence=0.999, delta=1e-8)
         assert found.status == "holds", found
         assert not found.simulation
-        assert found.lower_bound > (0.25 if canary == "dirac" else 0.05) * found.claimed, found
+        assert found.lower_bound > (0.08 if canary == "dirac" else 0.04) * found.claimed, found
 
 
 @pytest.mark.full

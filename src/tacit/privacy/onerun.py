@@ -127,6 +127,9 @@ def audit_training(
         One graph, or the parties of a federation, which trains by `recipe` and `federation`.
     party
         Whose triples the canaries are among.
+    canaries
+        How many. More are not always better: each adds twice delta to the chance of a false alarm that is reckoned
+        with, so that canaries times delta has to stay well below 1 - confidence.
     guesses
         For how many canaries it is said whether they were in, half of them "in". Fixed before anything is seen.
     canary
