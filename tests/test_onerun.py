@@ -174,9 +174,8 @@ FLAWS = [TouchedRowsOnly, NoiseForgotten, NoNoise, NotClipped, ClippedApart, Dra
 @pytest.mark.slow
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_planted_flaws_of_a_whole_training_are_caught(flaw):
-    wanted = settings_of("dpsgd", {"sigma": 4.0, "clip": 0.1})
-    assert audited(wanted).status == "holds"
-    found = audited(wanted, kind=flaw)
+    """`test_the_claim_is_kept_over_many_audits` has the same settings without a flaw."""
+    found = audited(settings_of("dpsgd", {"sigma": 4.0, "clip": 0.1}), kind=flaw)
     assert found.status == "violated", found
     assert max(found.measured["white box"], found.measured["lengths"]) > found.claimed, found
 
