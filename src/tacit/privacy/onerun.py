@@ -270,7 +270,10 @@ class _Audit:
         return claimed, self._scores(fit, own, lambda: fit.run(self.on_event))
 
     def together(self, parties: Parties, recipe: str, federation: Federation) -> tuple[float | None, Scores]:
-        """Of a federation, as `FederatedRun.train` does it; the claim is the audited party's own."""
+        """Of a federation, as `FederatedRun.train` does it; the claim is the audited party's own.
+
+        Its rates follow its rounded number of triples, as always there: the coins may move that by one digit.
+        """
         if not 0 <= self.party < len(parties):
             raise BadValue(f"a party is one of {len(parties)}, from 0 on, not {self.party}")
         if recipe == "central":  # pooled triples are one party that trains alone
