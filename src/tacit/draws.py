@@ -75,6 +75,7 @@ class Purpose(IntEnum):
     CONTENT = 20
     NOISE_SIGNAL = 21
     TARGETS = 22
+    COIN = 23
 
 
 def philox(

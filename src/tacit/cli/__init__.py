@@ -14,6 +14,7 @@ from rich.text import Text
 from tacit import __version__
 from tacit.cli import models
 from tacit.cli.attack import attack
+from tacit.cli.audit import audit
 from tacit.cli.budget import budget
 from tacit.cli.data import data
 from tacit.cli.demo import demo
@@ -40,6 +41,7 @@ for command in (
     models.export,
     federate,
     attack,
+    audit,
     serve,
     join,
     reproduce,
