@@ -162,6 +162,16 @@ class Split:
         marks, group = (None if array is None else array[rows] for array in (self.confidential, self.group))
         return Split(self.triples[rows], marks, group)
 
+    def plus(self, more: npt.NDArray[Any]) -> Split:
+        """With more statements, that were not there: confidential if anything is marked at all, and in no group."""
+        triples = np.concatenate([self.triples, more]).astype(np.int32)
+        order, marks, group = np.lexsort(triples.T[::-1]), self.confidential, self.group
+        if marks is not None:
+            marks = np.concatenate([marks, np.ones(len(more), bool)])[order]
+        if group is not None:
+            group = np.concatenate([group, np.full(len(more), NO_GROUP, np.int32)])[order]
+        return Split(triples[order], marks, group)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and all(
             (a is None) == (b is None) and (a is None or np.array_equal(a, b))

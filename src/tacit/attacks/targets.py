@@ -21,7 +21,7 @@ import numpy as np
 from tacit.attacks.seen import Candidates
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
-from tacit.graph import NO_GROUP, Graph, Split, SplitName, Vocab
+from tacit.graph import Graph, SplitName, Vocab
 from tacit.parties import Parties
 
 Reading = Literal["existing", "canaries", "held"]
@@ -190,12 +190,7 @@ def _with(parties: Parties, victim: int, more: list[Names]) -> Parties:
 def with_triples(graph: Graph, more: list[Names]) -> Graph:
     """A graph with more training triples, of names that it has; confidential where any are, and in no group."""
     ids = np.array([(graph.entities.id(h), graph.relations.id(r), graph.entities.id(t)) for h, r, t in more], np.int32)
-    old, many = graph.train, len(more)
-    triples = np.concatenate([old.triples, ids.reshape(-1, 3)])
-    order = np.lexsort(triples.T[::-1])
-    marked = None if old.confidential is None else np.concatenate([old.confidential, np.ones(many, bool)])[order]
-    group = None if old.group is None else np.concatenate([old.group, np.full(many, NO_GROUP, np.int32)])[order]
-    return replace(graph, train=Split(triples[order], marked, group))
+    return replace(graph, train=graph.train.plus(ids.reshape(-1, 3)))
 
 
 def without(graph: Graph, targets: Targets) -> Graph:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli import show
-from tacit.cli.federate import _warnings_to
 from tacit.cli.federate import bar as bar_of_rounds
+from tacit.cli.federate import warnings_to
 from tacit.cli.models import RunPath, bar
 from tacit.cli.options import AsJson, Device, Seed
 from tacit.errors import TacitError
@@ -71,7 +71,7 @@ def audit(
         place = 0 if party is None else names.index(party)
         about["party"] = names[place]
         # That few rows are shared is the canaries' doing, and was said of the run itself.
-        with _warnings_to([]), bar_of_rounds("audit", run.federation.rounds, as_json) as on_event:
+        with warnings_to([]), bar_of_rounds("audit", run.federation.rounds, as_json) as on_event:
             found = audit_training(settings, run.parties, recipe=run.recipe, federation=run.federation, party=place,
                                    on_event=on_event, **options)  # fmt: skip
     else:

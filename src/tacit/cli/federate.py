@@ -207,7 +207,7 @@ def _run(run: FederatedRun, as_json: bool) -> None:
 
     began = time.perf_counter()
     warnings: list[str] = []
-    with _warnings_to(warnings):
+    with warnings_to(warnings):
         try:
             with bar(f"{run.recipe}, {len(run.parties)} parties", run.federation.rounds, as_json) as on_event:
                 run.train(on_event)
@@ -247,7 +247,7 @@ def megabytes(size: int) -> str:
 
 
 @contextmanager
-def _warnings_to(found: list[str]) -> Iterator[None]:
+def warnings_to(found: list[str]) -> Iterator[None]:
     """What the library warns of, to be said once the bar is gone."""
 
     class Keeper(logging.Handler):

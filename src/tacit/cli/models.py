@@ -251,7 +251,7 @@ def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[An
             elif event["event"] == "epoch":
                 speed = f"{event['examples'] / max(event['seconds'], 1e-9):,.0f}"
                 drawn.update(task, completed=event["epoch"], loss=_mean(event["loss"]), speed=speed)
-            else:
+            elif event["event"] == "validation":
                 drawn.update(task, mrr=f"{_mean(event['mrr'])} (best {_mean(event['best'])})")
 
         yield on_event

@@ -34,7 +34,7 @@ from tacit.errors import BadValue, TacitError
 from tacit.examples import Examples
 from tacit.federated import Federation, with_noise
 from tacit.federation.transcript import Transcript
-from tacit.graph import NO_GROUP, Graph, Ids, Mask, Split, Vocab
+from tacit.graph import Graph, Ids, Mask, Split, Vocab
 from tacit.kernels.contract import Chunk, Clipped, Gradients, Kernel, Rule
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
@@ -215,19 +215,13 @@ def planted(graph: Graph, inside: Mask, taken: Iterable[str] = ()) -> tuple[Grap
     which = np.arange(count, dtype=np.int32) % many
     own = np.stack([Vocab.trusted(heads).positions(entities), which, Vocab.trusted(tails).positions(entities)], 1)
 
-    def moved(split: Split, more: Ids) -> Split:
+    def moved(split: Split) -> Split:
         triples = np.stack([new[split.triples[:, 0]], split.triples[:, 1], new[split.triples[:, 2]]], 1)
-        triples = np.concatenate([triples, more]).astype(np.int32)
-        order = np.lexsort(triples.T[::-1])
-        marks, groups = split.confidential, split.group
-        if marks is not None:
-            marks = np.concatenate([marks, np.ones(len(more), bool)])[order]
-        if groups is not None:
-            groups = np.concatenate([groups, np.full(len(more), NO_GROUP, np.int32)])[order]
-        return Split(triples[order], marks, groups)
+        return replace(split, triples=triples.astype(np.int32))
 
-    train, none = moved(graph.train, own[inside]), own[:0]
-    made = replace(graph, entities=entities, train=train, valid=moved(graph.valid, none), test=moved(graph.test, none))
+    train, valid, test = (moved(split) for split in graph.splits.values())
+    made = replace(graph, entities=entities, train=train.plus(own[inside]), valid=valid.plus(own[:0]),
+                   test=test.plus(own[:0]))  # fmt: skip
     return made, own
 
 
