@@ -1,0 +1,26 @@
+"""Attack a federation as another party could, with and without privacy; then audit the private training.
+
+python examples/attack_and_audit.py
+"""
+
+import tacit
+from tacit.attacks.attack import attack
+from tacit.attacks.trial import Plot
+from tacit.datasets import clinic
+from tacit.privacy.onerun import audit_training
+
+hospitals = clinic("small", seed=7)
+settings = {"scorer": {"dim": 16}, "negatives": {"count": 16}, "training": {"batch": 64}}
+settings |= {"optimizer": {"learning_rate": 0.02}, "federation": {"rounds": 10}}
+plot = Plot(victim=0, adversary=1, targets=400)
+
+for recipe, more in (("fede", {}), ("private_fede", {"privacy": {"name": "dpsgd", "epsilon": 4.0}})):
+    run = tacit.federate(hospitals, recipe, settings=settings | more)
+    for outcome in attack(run, ["cip"], ["canaries"], plot=plot):
+        for way in outcome.ways:
+            _, found = outcome.last(way)
+            print(f"{recipe}: {way} tells canaries apart with an AUC of {found.auc.value:.2f}, "
+                  f"{found.auc.low:.2f} to {found.auc.high:.2f}")  # fmt: skip
+
+found = audit_training(run.settings, hospitals, recipe=run.recipe, federation=run.federation, canaries=400, guesses=100)
+print(f"claimed epsilon {found.claimed:.2f}, measured at least {found.lower_bound:.2f}: {found.status}")
