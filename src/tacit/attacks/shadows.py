@@ -73,7 +73,7 @@ def shadow_attacks(
     for number in range(shadows):
         coin = np.asarray(Stream(plot.seed, Purpose.TARGETS, 2, number).uniform(len(every_target))) < 0.5
         graphs = list(parties.graphs)
-        graphs[plot.victim] = _shadow(facts, parties, plot, [every_target[i] for i in np.flatnonzero(coin)], number)
+        graphs[plot.victim] = _shadow(facts, parties, plot, asked, coin, number)
         world = replace(settings, seed=settings.seed + 1 + number)
         trial = Trial(recipe, replace(parties, graphs=tuple(graphs)), world, federation, ["cip"], {reading: asked},
                       plot=_keeping(plot), every=every)  # fmt: skip
@@ -169,14 +169,16 @@ def _lessons(parties: Parties, targets: Targets, facts: Graph, plot: Plot) -> li
     return [(h, r, t) for h, r, t in found if h in facts.entities and t in facts.entities and r in facts.relations]
 
 
-def _shadow(facts: Graph, parties: Parties, plot: Plot, inside: list[Names], number: int) -> Graph:
-    """A victim of the attacker's own: a share of the facts it knows, as many as it has, and these targets."""
+def _shadow(facts: Graph, parties: Parties, plot: Plot, asked: Targets, coin: np.ndarray, number: int) -> Graph:
+    """A victim of the attacker's own: a share of the facts it knows, as many as it has; of what is asked, what its coin
+    says, and nothing else.
+    """
     many = min(len(facts.train), len(parties[plot.adversary].train))
     chosen = Stream(plot.seed, Purpose.TARGETS, 3, number).permutation(len(facts.train))[:many]
     none = Split(np.zeros((0, 3), np.int32))
     share = replace(facts, train=Split(facts.train.triples[np.sort(chosen)]), valid=none, test=none)
-    asked = _asked(inside, plot.victim, "existing")
-    return with_triples(without(share, asked), inside)
+    names = named_targets(asked.candidates)
+    return with_triples(without(share, asked), [names[i] for i in np.flatnonzero(coin)])
 
 
 def _asked(triples: list[Names], victim: int, reading: Reading) -> Targets:
