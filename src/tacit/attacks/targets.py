@@ -78,7 +78,9 @@ def draw_targets(
     made = _Drawn(apart)
     if reading == "canaries":
         made.take(_random(entities, relations, taken, count, seed), 2 * (count // 2))
-        chosen = made.chosen
+        chosen = made.chosen[: len(made.chosen) // 2 * 2]
+        if not chosen:
+            raise TacitError("victim and adversary have no names of which someone does not hold a triple already")
         coins = Stream(seed, Purpose.TARGETS, victim, 2).permutation(len(chosen))
         member = np.zeros(len(chosen), bool)
         member[coins[: len(chosen) // 2]] = True
@@ -105,8 +107,10 @@ def draw_targets(
             break
         inside.append(pair[0])
         outside.append(pair[1])
+    if not mine:
+        raise TacitError("the victim has no training triples of its own of names that the adversary has too")
     if not inside:
-        raise TacitError("the victim has no training triples of names that the adversary has too")
+        raise TacitError("there are no triples that the victim does not hold, to tell its own from")
     chosen = [*inside, *outside]
     return parties, targets_of(chosen, np.arange(len(chosen)) < len(inside), reading, victim)
 
