@@ -44,7 +44,7 @@ class Measured:
     Attributes
     ----------
     f1, threshold
-        The best F1 over all thresholds, and where; as the papers report it.
+        The best F1 over all thresholds, and where; as the papers report it. In JSON an infinite one is null.
     f1_held_out
         With a threshold that one half of the targets chose, on the other half.
     always
@@ -78,7 +78,7 @@ class Measured:
             "beyond_reach": self.beyond,
             "auc": self.auc.json(),
             "f1": round(self.f1, 6),
-            "threshold": self.threshold,
+            "threshold": self.threshold if math.isfinite(self.threshold) else None,
             "f1_held_out": round(self.f1_held_out, 6),
             "f1_of_always_yes": round(self.always, 6),
             "tpr": {f"{rate:g}": found.json() for rate, found in self.tpr.items()},
@@ -133,7 +133,7 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
         edge = (level / 2) ** (1 / min(ones, others))
         if value in (0.0, 1.0):
             return Found(value, *((edge, 1.0) if value else (0.0, 1 - edge)))
-        alike = np.ptp(np.concatenate([inside, outside])) == 0  # all scores the same: a guess, whatever the targets
+        alike = len(np.unique([*inside, *outside])) == 1  # all scores the same: a guess, whatever the targets
         return Found(value, *((value, value) if alike else (0.0, 1.0)))
     reach = float(norm.isf(level / 2)) * math.sqrt(variance) / (value * (1 - value))
     middle = math.log(value / (1 - value))

@@ -188,7 +188,7 @@ class SI(Attack):
                  "near": np.where(there, -distance.cpu().double().numpy(), np.nan)}  # fmt: skip
         if auxiliary is not None:
             likely = _known_kinds(auxiliary, candidates)
-            least = np.nanmin(found["concentrated"]) - 1.0
+            least = np.min(found["concentrated"], initial=0.0, where=there) - 1.0
             found["with auxiliary facts"] = np.where(likely | ~there, found["concentrated"], least)
         return found
 
