@@ -117,7 +117,8 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
     """The chance that a member's score is larger than another's, a tie counting half (Mann and Whitney).
 
     Limits by DeLong, DeLong and Clarke-Pearson (1988), on the scale of logits so that they stay within 0 and 1; where
-    the two are wholly apart, by the chance of that if they overlapped by so much.
+    the two are wholly apart, by the chance of that if they overlapped by so much. Of one member, or one other, alone
+    nothing is known of how such scores vary: no limits.
     """
     from scipy.stats import norm  # type: ignore[import-untyped,unused-ignore]
 
@@ -135,6 +136,8 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
             return Found(value, *((edge, 1.0) if value else (0.0, 1 - edge)))
         alike = len(np.unique([*inside, *outside])) == 1  # all scores the same: a guess, whatever the targets
         return Found(value, *((value, value) if alike else (0.0, 1.0)))
+    if min(ones, others) == 1:
+        return Found(value, 0.0, 1.0)
     reach = float(norm.isf(level / 2)) * math.sqrt(variance) / (value * (1 - value))
     middle = math.log(value / (1 - value))
     return Found(value, _logistic(middle - reach), _logistic(middle + reach))
