@@ -197,8 +197,9 @@ class SI(Attack):
 class Concentrations:
     """Clusters of what relations between all pairs of entities could be: k-means, pairs made as they are needed.
 
-    Vectors of pairs are never kept: n entities have n^2 of them, 108 GB for FB15k-237 with 128 numbers each. `error`:
-    the standard error of the mean squared distance, where pairs are a sample.
+    Vectors of pairs are never kept: n entities have n (n - 1) of them, 108 GB for FB15k-237 with 128 numbers each. An
+    entity and itself are no pair, as in the paper: they would be a cluster of zeros, the most concentrated of all.
+    `error`: the standard error of the mean squared distance, where pairs are a sample.
     """
 
     entity: Tensor
@@ -219,15 +220,14 @@ class Concentrations:
             raise Nothing("there are no pairs of entities")
         if pairs is None and entity.device.type == "cpu":
             pairs = ON_A_CPU
-        sampled = pairs is not None and pairs < many * many
+        every = many * (many - 1)
+        sampled = pairs is not None and pairs < every
         draw = Stream(seed, Purpose.CLUSTER, 0, 1)
-        total = int(pairs or 0) if sampled else many * many
-        chosen = torch.from_numpy((np.asarray(draw.uniform(total)) * many * many).astype(np.int64)) if sampled else None
-        first = torch.from_numpy((np.asarray(draw.at(step=2).uniform(clusters)) * many * many).astype(np.int64)).to(
-            entity.device
-        )
-        made = Concentrations(entity, scorer, relation_vectors(scorer, entity[first // many], entity[first % many]),
-                              torch.zeros(clusters, device=entity.device))  # fmt: skip
+        total = int(pairs or 0) if sampled else every
+        chosen = torch.from_numpy((np.asarray(draw.uniform(total)) * every).astype(np.int64)) if sampled else None
+        first = torch.from_numpy((np.asarray(draw.at(step=2).uniform(clusters)) * every).astype(np.int64))
+        made = Concentrations(entity, scorer, entity[:0], torch.zeros(clusters, device=entity.device))
+        made.centres = made._vectors(first.to(entity.device))
         for number in range(rounds + 1):
             sums, count, squares, square_of_squares = made._pass(chosen, total, move=number < rounds)
             made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf)
@@ -240,14 +240,14 @@ class Concentrations:
 
     def _pass(self, chosen: Tensor | None, total: int, *, move: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Once through the pairs: sums of vectors, counts and squared distances by cluster."""
-        many, device = len(self.entity), self.entity.device
+        device = self.entity.device
         sums, count = torch.zeros_like(self.centres), torch.zeros(len(self.centres), device=device, dtype=torch.float64)
         squares, fourth = torch.zeros_like(count), torch.zeros((), device=device, dtype=torch.float64)
         step = max(1, AT_ONCE[device.type] * 128 // max(self.centres.shape[1], len(self.centres)))
         for start in range(0, total, step):
             stop = min(start + step, total)
             which = torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
-            vectors = relation_vectors(self.scorer, self.entity[which // many], self.entity[which % many])
+            vectors = self._vectors(which)
             distance, nearest = self._nearest(vectors)
             count.index_add_(0, nearest, torch.ones_like(distance, dtype=torch.float64))
             squares.index_add_(0, nearest, distance.double())
@@ -255,6 +255,11 @@ class Concentrations:
             if move:
                 sums.index_add_(0, nearest, vectors)
         return sums, count.to(sums.dtype), squares.to(sums.dtype), fourth
+
+    def _vectors(self, which: Tensor) -> Tensor:
+        """Of pairs by number: the first entity with each other one, then the second, and so on."""
+        head, place = which // (len(self.entity) - 1), which % (len(self.entity) - 1)
+        return relation_vectors(self.scorer, self.entity[head], self.entity[place + (place >= head)])
 
     def _nearest(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distance to the nearest centre, and which it is."""
