@@ -112,7 +112,7 @@ class CIA(Attack):
 
     def turns(self, number: int) -> bool:
         """Whether tails are turned round in a round."""
-        return number % self.every == 0
+        return number > 0 and number % self.every == 0
 
     def disguise(self, tails: np.ndarray, parties: int) -> Any:
         """What the party sends instead of its rows; `tails`: its ids of the targets' tails."""
