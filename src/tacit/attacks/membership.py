@@ -280,8 +280,10 @@ class Counts(Attack):
 
     The server has each party's own noisy counts, unless they are added up securely; a party has the sum of all.
 
-    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what all the other triples of the victim add, which
-    the attacker is told: that is the adversary of the definition, and it finds what epsilon allows, and no more.
+    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what the victim's
+    triples add that are no targets, which the attacker is told. Where no two targets share a cell that is the adversary
+    of the definition, and it finds what epsilon allows, and no more. Members that share cells add to each other's
+    scores: of triples that exist, which meet in popular entities, it finds more than it could of one by itself.
     """
 
     roles = ("server", "party")
