@@ -1032,6 +1032,25 @@ def test_a_shadow_victim_has_what_its_coin_says_and_nothing_of_the_victims(readi
         shadow_attacks("fede", SMALL, wanted, chosen, reading, shadows=3)
 
 
+@pytest.mark.slow
+def test_shadows_of_private_training_have_its_noise(monkeypatch):
+    made = []
+
+    class Noted(Trial):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self.settings.privacy)
+
+    monkeypatch.setattr(shadows, "Trial", Noted)
+    federation = {"rounds": 1, "local_epochs": 1}
+    wanted, chosen = setting(privacy={"name": "dpsgd", "epsilon": 2.0, "noise": "seeded"}, federation=federation)
+    found = shadow_attacks("private_fede", SMALL, wanted, chosen, "canaries", shadows=4, plot=Plot(targets=40), every=1)
+    assert all(outcome.nothing is None for outcome in found)
+    assert len(made) == 5
+    assert len({privacy.sigma for privacy in made}) == 1
+    assert made[0].sigma > 0.5
+
+
 # -- whole federations -------------------------------------------------------------------------------------------------
 
 MEMORY = {"scorer": {"dim": 32}, "negatives": {"count": 8}, "training": {"batch": 256},

@@ -32,7 +32,7 @@ from tacit.attacks.targets import (
 from tacit.attacks.trial import PLOT, Outcome, Plot, Trial
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
-from tacit.federated import Federation
+from tacit.federated import Federation, with_noise
 from tacit.graph import Graph, Split
 from tacit.parties import Parties, pool
 from tacit.settings import Settings
@@ -62,6 +62,8 @@ def shadow_attacks(
         raise BadValue(f"there are at least 4 shadow federations, not {shadows}")
     changed, targets = draw_targets(parties, reading, victim=plot.victim, adversary=plot.adversary, count=plot.targets,
                                     seed=plot.seed)  # fmt: skip
+    # Shadow victims hold what others hold: that is no one's privacy, and their noise is that of the true federation.
+    settings, shadowy = with_noise(recipe, changed, settings, federation), replace(federation, holders=len(parties))
     facts = pool(_others(parties, plot.victim))
     lessons = _lessons(parties, targets, facts, plot)
     every_target = [*named_targets(targets.candidates), *lessons]
@@ -75,7 +77,7 @@ def shadow_attacks(
         graphs = list(parties.graphs)
         graphs[plot.victim] = _shadow(facts, parties, plot, asked, coin, number)
         world = replace(settings, seed=settings.seed + 1 + number)
-        trial = Trial(recipe, replace(parties, graphs=tuple(graphs)), world, federation, ["cip"], {reading: asked},
+        trial = Trial(recipe, replace(parties, graphs=tuple(graphs)), world, shadowy, ["cip"], {reading: asked},
                       plot=_keeping(plot), every=every)  # fmt: skip
         courses.append(_course(trial, on_event))
         coins.append(coin)
