@@ -1051,6 +1051,13 @@ def test_shadows_of_private_training_have_its_noise(monkeypatch):
     assert made[0].sigma > 0.5
 
 
+def test_where_a_party_finds_nothing_its_shadows_are_not_trained():
+    wanted, chosen = setting(federation={"changed_only": True})
+    found = shadow_attacks("fede", SMALL, wanted, chosen, "canaries", plot=Plot(targets=20), every=2)
+    assert [(each.attack, each.ways) for each in found] == [("lira", ()), ("trajectory", ())]
+    assert all("only rows that changed" in each.nothing for each in found)
+
+
 # -- whole federations -------------------------------------------------------------------------------------------------
 
 MEMORY = {"scorer": {"dim": 32}, "negatives": {"count": 8}, "training": {"batch": 256},

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from tacit.attacks.measures import measure
+from tacit.attacks.seen import Nothing
 from tacit.attacks.targets import (
     Names,
     Reading,
@@ -67,10 +68,15 @@ def shadow_attacks(
     facts = pool(_others(parties, plot.victim))
     lessons = _lessons(parties, targets, facts, plot)
     every_target = [*named_targets(targets.candidates), *lessons]
-    # In the true federation too the lessons are asked about: none of them is in it.
+    # In the true federation too the lessons are asked about: none of them is the victim's.
     asked = _asked(every_target, plot.victim, reading)
-    seen = _course(Trial(recipe, changed, settings, federation, ["cip"], {reading: asked}, plot=_keeping(plot),
-                         every=every), on_event)  # fmt: skip
+    about = Outcome("lira", "party", reading, parties.names[plot.victim], parties.names[plot.adversary],
+                    targets.member, leaks=(LEAK,))  # fmt: skip
+    try:
+        seen = _course(Trial(recipe, changed, settings, federation, ["cip"], {reading: asked}, plot=_keeping(plot),
+                             every=every), on_event)  # fmt: skip
+    except Nothing as why:
+        return [replace(about, attack=name, nothing=str(why), leaks=()) for name in ("lira", "trajectory")]
     courses, coins = [], []
     for number in range(shadows):
         coin = np.asarray(Stream(plot.seed, Purpose.TARGETS, 2, number).uniform(len(every_target))) < 0.5
@@ -82,11 +88,9 @@ def shadow_attacks(
         courses.append(_course(trial, on_event))
         coins.append(coin)
     rounds = sorted(set(seen).intersection(*courses))
-    about = Outcome("lira", "party", reading, parties.names[plot.victim], parties.names[plot.adversary],
-                    targets.member, leaks=(LEAK,))  # fmt: skip
     if not rounds:
-        why = "no round was attacked in all trainings: train longer, or attack more often (every)"
-        return [replace(about, attack=name, nothing=why) for name in ("lira", "trajectory")]
+        silence = "no round was attacked in all trainings: train longer, or attack more often (every)"
+        return [replace(about, attack=name, nothing=silence) for name in ("lira", "trajectory")]
     many, inside = len(targets), np.stack(coins)
     whole = np.stack([[course[number] for number in rounds] for course in courses])  # (shadows, rounds, targets)
     true = np.stack([seen[number] for number in rounds])
@@ -147,7 +151,7 @@ def _course(trial: Trial, on_event: Callable[[Event], None]) -> dict[int, np.nda
     """By round: what the party sees of each target."""
     [outcome] = trial.run(on_event)
     if outcome.nothing is not None:
-        raise TacitError(f"there is nothing that shadows could be compared with: {outcome.nothing}")
+        raise Nothing(outcome.nothing)
     return {number: scores[WAY] for number, scores in outcome.scores.items()}
 
 
