@@ -18,9 +18,8 @@ for recipe, more in (("fede", {}), ("private_fede", {"privacy": {"name": "dpsgd"
     run = tacit.federate(hospitals, recipe, settings=settings | more)
     for outcome in attack(run, ["cip"], ["canaries"], plot=plot):
         for way in outcome.ways:
-            _, found = outcome.last(way)
-            print(f"{recipe}: {way} tells canaries apart with an AUC of {found.auc.value:.2f}, "
-                  f"{found.auc.low:.2f} to {found.auc.high:.2f}")  # fmt: skip
+            auc = outcome.last(way)[1].auc
+            print(f"{recipe}: {way} tells canaries apart, AUC {auc.value:.2f} ({auc.low:.2f} to {auc.high:.2f})")
 
 found = audit_training(run.settings, hospitals, recipe=run.recipe, federation=run.federation, canaries=400, guesses=100)
-print(f"claimed epsilon {found.claimed:.2f}, measured at least {found.lower_bound:.2f}: {found.status}")
+print(f"claimed epsilon {found.claimed}, measured at least {found.lower_bound:.2f}: {found.status}")

@@ -52,7 +52,7 @@ class Measured:
     Attributes
     ----------
     f1, threshold
-        The best F1 over all thresholds, and where; as the papers report it.
+        The best F1 over all thresholds, and where; as the papers report it. In JSON an infinite one is null.
     f1_held_out
         With a threshold that one half of the targets chose, on the other half.
     always
@@ -86,7 +86,7 @@ class Measured:
             "beyond_reach": self.beyond,
             "auc": self.auc.json(),
             "f1": round(self.f1, 6),
-            "threshold": self.threshold,
+            "threshold": self.threshold if math.isfinite(self.threshold) else None,
             "f1_held_out": round(self.f1_held_out, 6),
             "f1_of_always_yes": round(self.always, 6),
             "tpr": {f"{rate:g}": found.json() for rate, found in self.tpr.items()},
@@ -125,7 +125,8 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
     """The chance that a member's score is larger than another's, a tie counting half (Mann and Whitney).
 
     Limits by DeLong, DeLong and Clarke-Pearson (1988), on the scale of logits so that they stay within 0 and 1; where
-    the two are wholly apart, by the chance of that if they overlapped by so much.
+    the two are wholly apart, by the chance of that if they overlapped by so much. Of one member, or one other, alone
+    nothing is known of how such scores vary: no limits.
     """
     from scipy.stats import norm  # type: ignore[import-untyped,unused-ignore]
 
@@ -141,8 +142,10 @@ def auc(inside: np.ndarray, outside: np.ndarray, *, confidence: float = 0.95) ->
         edge = (level / 2) ** (1 / min(ones, others))
         if value in (0.0, 1.0):
             return Interval(value, *((edge, 1.0) if value else (0.0, 1 - edge)))
-        alike = np.ptp(np.concatenate([inside, outside])) == 0  # all scores the same: a guess, whatever the targets
+        alike = len(np.unique([*inside, *outside])) == 1  # all scores the same: a guess, whatever the targets
         return Interval(value, *((value, value) if alike else (0.0, 1.0)))
+    if min(ones, others) == 1:
+        return Interval(value, 0.0, 1.0)
     reach = float(norm.isf(level / 2)) * math.sqrt(variance) / (value * (1 - value))
     middle = math.log(value / (1 - value))
     return Interval(value, _logistic(middle - reach), _logistic(middle + reach))

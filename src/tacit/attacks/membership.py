@@ -112,7 +112,7 @@ class CIA(Attack):
 
     def turns(self, number: int) -> bool:
         """Whether tails are turned round in a round."""
-        return number % self.every == 0
+        return number > 0 and number % self.every == 0
 
     def disguise(self, tails: np.ndarray, parties: int) -> Any:
         """What the party sends instead of its rows; `tails`: its ids of the targets' tails."""
@@ -188,7 +188,7 @@ class SI(Attack):
                  "near": np.where(there, -distance.cpu().double().numpy(), np.nan)}  # fmt: skip
         if auxiliary is not None:
             likely = _known_kinds(auxiliary, candidates)
-            least = np.nanmin(found["concentrated"]) - 1.0
+            least = np.min(found["concentrated"], initial=0.0, where=there) - 1.0
             found["with auxiliary facts"] = np.where(likely | ~there, found["concentrated"], least)
         return found
 
@@ -197,8 +197,9 @@ class SI(Attack):
 class Concentrations:
     """Clusters of what relations between all pairs of entities could be: k-means, pairs made as they are needed.
 
-    Vectors of pairs are never kept: n entities have n^2 of them, 108 GB for FB15k-237 with 128 numbers each. `error`:
-    the standard error of the mean squared distance, where pairs are a sample.
+    Vectors of pairs are never kept: n entities have n (n - 1) of them, 108 GB for FB15k-237 with 128 numbers each. An
+    entity and itself are no pair, as in the paper: they would be a cluster of zeros, the most concentrated of all.
+    `error`: the standard error of the mean squared distance, where pairs are a sample.
     """
 
     entity: Tensor
@@ -219,15 +220,14 @@ class Concentrations:
             raise Nothing("there are no pairs of entities")
         if pairs is None and entity.device.type == "cpu":
             pairs = ON_A_CPU
-        sampled = pairs is not None and pairs < many * many
+        every = many * (many - 1)
+        sampled = pairs is not None and pairs < every
         draw = Stream(seed, Purpose.CLUSTER, 0, 1)
-        total = int(pairs or 0) if sampled else many * many
-        chosen = torch.from_numpy((np.asarray(draw.uniform(total)) * many * many).astype(np.int64)) if sampled else None
-        first = torch.from_numpy((np.asarray(draw.at(step=2).uniform(clusters)) * many * many).astype(np.int64)).to(
-            entity.device
-        )
-        made = Concentrations(entity, scorer, relation_vectors(scorer, entity[first // many], entity[first % many]),
-                              torch.zeros(clusters, device=entity.device))  # fmt: skip
+        total = int(pairs or 0) if sampled else every
+        chosen = torch.from_numpy((np.asarray(draw.uniform(total)) * every).astype(np.int64)) if sampled else None
+        first = torch.from_numpy((np.asarray(draw.at(step=2).uniform(clusters)) * every).astype(np.int64))
+        made = Concentrations(entity, scorer, entity[:0], torch.zeros(clusters, device=entity.device))
+        made.centres = made._vectors(first.to(entity.device))
         for number in range(rounds + 1):
             sums, count, squares, fourth = made._pass(chosen, total)
             made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf).to(entity)
@@ -243,7 +243,7 @@ class Concentrations:
 
         Sums by cluster are matrix products with rows of a single one: a GPU does those fastest.
         """
-        many, clusters, device = len(self.entity), len(self.centres), self.entity.device
+        clusters, device = len(self.centres), self.entity.device
         sums = torch.zeros_like(self.centres, dtype=torch.float64)
         count, squares = (torch.zeros(clusters, device=device, dtype=torch.float64) for _ in range(2))
         fourth = torch.zeros((), device=device, dtype=torch.float64)
@@ -251,7 +251,7 @@ class Concentrations:
         for start in range(0, total, step):
             stop = min(start + step, total)
             which = torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
-            vectors = relation_vectors(self.scorer, self.entity[which // many], self.entity[which % many])
+            vectors = self._vectors(which)
             distance, nearest = self._nearest(vectors)
             member = torch.zeros(len(which), clusters, device=device).scatter_(1, nearest[:, None], 1.0)
             sums += (member.T @ vectors).double()
@@ -259,6 +259,11 @@ class Concentrations:
             squares += (distance @ member).double()
             fourth += distance.double().square().sum()
         return sums, count, squares, float(fourth)
+
+    def _vectors(self, which: Tensor) -> Tensor:
+        """Of pairs by number: the first entity with each other one, then the second, and so on."""
+        head, place = which // (len(self.entity) - 1), which % (len(self.entity) - 1)
+        return relation_vectors(self.scorer, self.entity[head], self.entity[place + (place >= head)])
 
     def _nearest(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distance to the nearest centre, and which it is."""
@@ -279,9 +284,10 @@ class Counts(Attack):
 
     The server has each party's own noisy counts, unless they are added up securely; a party has the sum of all.
 
-    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what all the other
-    triples of the victim add, which the attacker is told: that is the adversary of the definition, and it finds what
-    epsilon allows, and no more.
+    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what the victim's
+    triples add that are no targets, which the attacker is told. Where no two targets share a cell that is the adversary
+    of the definition, and it finds what epsilon allows, and no more. Members that share cells add to each other's
+    scores: of triples that exist, which meet in popular entities, it finds more than it could of one by itself.
     """
 
     roles = ("server", "party")

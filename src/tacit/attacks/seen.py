@@ -91,10 +91,9 @@ def given(view: View, party: int, number: int) -> Tensor:
     """(rows, width) what a party was given for a round, in the order of its names."""
     for _, message in view.messages(kind="rows", phase=GIVE, round=number, sender=SERVER, receiver=party):
         rows = _whole(message.arrays)
-        places = own(view, last(view, number)).get("places") if party == view.adversary.party else None
-        if places is None or len(rows) == len(places):
-            return rows
-        return rows[places]  # a server that does not know who has which rows gives all of them
+        if party == view.adversary.party and _names_are_private(view):
+            return rows[own(view, last(view, number))["places"]]  # the server gives all rows to everyone
+        return rows
     raise Nothing(f"what was given for round {number} was not kept, or there was no such round")
 
 
@@ -132,6 +131,10 @@ def scores(view: View, entity: Tensor, relation: Tensor, ids: np.ndarray, weight
     rows = (entity[h].double(), relation[r].double(), entity[t].double())
     found[there] = known(view).scorer.score(*rows, tuple(w.double() for w in shared)).numpy()
     return found
+
+
+def _names_are_private(view: View) -> bool:
+    return any(record.kind == "union" and record.part == known(view).part for record in view.records)
 
 
 def _whole(arrays: Any) -> Tensor:

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from tacit.attacks.measures import measure
+from tacit.attacks.seen import Nothing
 from tacit.attacks.targets import (
     Names,
     Reading,
@@ -32,7 +33,7 @@ from tacit.attacks.targets import (
 from tacit.attacks.trial import PLOT, Outcome, Plot, Trial
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
-from tacit.federated import Federation
+from tacit.federated import Federation, with_noise
 from tacit.graph import Graph, Split
 from tacit.parties import Parties, pool
 from tacit.settings import Settings
@@ -62,29 +63,34 @@ def shadow_attacks(
         raise BadValue(f"there are at least 4 shadow federations, not {shadows}")
     changed, targets = draw_targets(parties, reading, victim=plot.victim, adversary=plot.adversary, count=plot.targets,
                                     seed=plot.seed)  # fmt: skip
+    # Shadow victims hold what others hold: that is no one's privacy, and their noise is that of the true federation.
+    settings, shadowy = with_noise(recipe, changed, settings, federation), replace(federation, holders=len(parties))
     facts = pool(_others(parties, plot.victim))
     lessons = _lessons(parties, targets, facts, plot)
     every_target = [*named_targets(targets.candidates), *lessons]
-    # In the true federation too the lessons are asked about: none of them is in it.
+    # In the true federation too the lessons are asked about: none of them is the victim's.
     asked = _asked(every_target, plot.victim, reading)
-    seen = _course(Trial(recipe, changed, settings, federation, ["cip"], {reading: asked}, plot=_keeping(plot),
-                         every=every), on_event)  # fmt: skip
+    about = Outcome("lira", "party", reading, parties.names[plot.victim], parties.names[plot.adversary],
+                    targets.member, leaks=(LEAK,))  # fmt: skip
+    try:
+        seen = _course(Trial(recipe, changed, settings, federation, ["cip"], {reading: asked}, plot=_keeping(plot),
+                             every=every), on_event)  # fmt: skip
+    except Nothing as why:
+        return [replace(about, attack=name, nothing=str(why), leaks=()) for name in ("lira", "trajectory")]
     courses, coins = [], []
     for number in range(shadows):
         coin = np.asarray(Stream(plot.seed, Purpose.TARGETS, 2, number).uniform(len(every_target))) < 0.5
         graphs = list(parties.graphs)
-        graphs[plot.victim] = _shadow(facts, parties, plot, [every_target[i] for i in np.flatnonzero(coin)], number)
+        graphs[plot.victim] = _shadow(facts, parties, plot, asked, coin, number)
         world = replace(settings, seed=settings.seed + 1 + number)
-        trial = Trial(recipe, replace(parties, graphs=tuple(graphs)), world, federation, ["cip"], {reading: asked},
+        trial = Trial(recipe, replace(parties, graphs=tuple(graphs)), world, shadowy, ["cip"], {reading: asked},
                       plot=_keeping(plot), every=every)  # fmt: skip
         courses.append(_course(trial, on_event))
         coins.append(coin)
     rounds = sorted(set(seen).intersection(*courses))
-    about = Outcome("lira", "party", reading, parties.names[plot.victim], parties.names[plot.adversary],
-                    targets.member, leaks=(LEAK,))  # fmt: skip
     if not rounds:
-        why = "no round was attacked in all trainings: train longer, or attack more often (every)"
-        return [replace(about, attack=name, nothing=why) for name in ("lira", "trajectory")]
+        silence = "no round was attacked in all trainings: train longer, or attack more often (every)"
+        return [replace(about, attack=name, nothing=silence) for name in ("lira", "trajectory")]
     many, inside = len(targets), np.stack(coins)
     whole = np.stack([[course[number] for number in rounds] for course in courses])  # (shadows, rounds, targets)
     true = np.stack([seen[number] for number in rounds])
@@ -145,7 +151,7 @@ def _course(trial: Trial, on_event: Callable[[Event], None]) -> dict[int, np.nda
     """By round: what the party sees of each target."""
     [outcome] = trial.run(on_event)
     if outcome.nothing is not None:
-        raise TacitError(f"there is nothing that shadows could be compared with: {outcome.nothing}")
+        raise Nothing(outcome.nothing)
     return {number: scores[WAY] for number, scores in outcome.scores.items()}
 
 
@@ -169,14 +175,16 @@ def _lessons(parties: Parties, targets: Targets, facts: Graph, plot: Plot) -> li
     return [(h, r, t) for h, r, t in found if h in facts.entities and t in facts.entities and r in facts.relations]
 
 
-def _shadow(facts: Graph, parties: Parties, plot: Plot, inside: list[Names], number: int) -> Graph:
-    """A victim of the attacker's own: a share of the facts it knows, as many as it has, and these targets."""
+def _shadow(facts: Graph, parties: Parties, plot: Plot, asked: Targets, coin: np.ndarray, number: int) -> Graph:
+    """A victim of the attacker's own: a share of the facts it knows, as many as it has; of what is asked, what its coin
+    says, and nothing else.
+    """
     many = min(len(facts.train), len(parties[plot.adversary].train))
     chosen = Stream(plot.seed, Purpose.TARGETS, 3, number).permutation(len(facts.train))[:many]
     none = Split(np.zeros((0, 3), np.int32))
     share = replace(facts, train=facts.train.at(np.sort(chosen)), valid=none, test=none)
-    asked = _asked(inside, plot.victim, "existing")
-    return with_triples(without(share, asked), inside)
+    names = named_targets(asked.candidates)
+    return with_triples(without(share, asked), [names[i] for i in np.flatnonzero(coin)])
 
 
 def _asked(triples: list[Names], victim: int, reading: Reading) -> Targets:

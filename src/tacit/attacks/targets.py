@@ -81,6 +81,8 @@ def draw_targets(
         while len(made.chosen) < 2 * (count // 2) and made.next(source) is not None:
             pass
         chosen = made.chosen[: 2 * (len(made.chosen) // 2)]
+        if not chosen:
+            raise TacitError("victim and adversary have no names of which someone does not hold a triple already")
         member = np.zeros(len(chosen), bool)
         member[Stream(seed, Purpose.TARGETS, victim, 2).permutation(len(chosen))[: len(chosen) // 2]] = True
         names = union.named(chosen)
@@ -110,11 +112,10 @@ def draw_targets(
             break
         inside.append(pair[0])
         outside.append(pair[1])
+    if not inside and pair[0] is None:
+        raise TacitError("the victim has no training triples of its own of names that the adversary has too")
     if not inside:
-        raise TacitError(
-            "there are no such targets: the victim has no training triples of names that the adversary has too, or no "
-            "third party has facts of them"
-        )
+        raise TacitError("there are no triples that the victim does not hold, to tell its own from")
     member = np.arange(2 * len(inside)) < len(inside)
     return parties, targets_of(union.named([*inside, *outside]), member, reading, victim)
 

@@ -187,14 +187,14 @@ class Trial:
 
     def run(self, on_event: Watch = lambda event: None) -> list[Outcome]:
         """Train, and attack on the way."""
-        from tacit.recipes import RECIPES, Setup
+        from tacit.recipes import RECIPES, SHARED, Setup
 
         began = time.perf_counter()
         transcript = Transcript(self._kept, cap=1 << 36)
         setup = Setup(self.parties, self.settings, self.federation, transcript)
         setup.check(self.recipe)
         for name, attack in self.attacks.items():
-            if isinstance(attack, CIA):
+            if isinstance(attack, CIA) and SHARED[self.recipe] == "entity":  # else there are no tails that travel
                 [targets] = self.targets.values()
                 graph = self.parties[self.plot.adversary]
                 tails = targets.candidates.at(graph.entities, None)[:, 2]

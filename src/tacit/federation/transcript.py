@@ -159,7 +159,7 @@ class Transcript:
 
     def remember(self, number: int, party: int, rows: Mapping[str, Tensor]) -> None:
         """Keep a party's own rows of a round, if messages of that round are kept. This is nothing that was sent."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in rows.values())
+        size = _size(rows)
         if self.keep(Record(len(self.records), number, GIVE, "own", None, party, party, size)):
             if self.kept + size > self.cap:
                 self.dropped += 1
@@ -173,8 +173,7 @@ class Transcript:
             if 0 < record.round < before and self.payloads.pop(record.number, None) is not None:
                 self.kept -= record.size
         for number, party in [place for place in self.memories if place[0] < before]:
-            gone = self.memories.pop((number, party))
-            self.kept -= sum(tensor.numel() * tensor.element_size() for tensor in gone.values())
+            self.kept -= _size(self.memories.pop((number, party)))
 
     def record(self, message: Message) -> Record:
         """Note a message as it is sent."""
@@ -263,6 +262,7 @@ class Transcript:
             number, party = (int(text) for text in memory.stem.split("-")[1:])
             if number <= last:  # what is later is of a round that will be made again
                 self.memories[number, party], _ = load_tensors(memory)
+                self.kept += _size(self.memories[number, party])
         self._written = max((number for number, _ in self.memories), default=0)
 
     def write_contents(self, folder: Path, first: int) -> None:
@@ -288,6 +288,10 @@ class Transcript:
         if replace(record, sha256=None) != Record.of(record.number, message):
             raise BadInput(f"{path}: is another message than the transcript's record of it.")
         return message
+
+
+def _size(rows: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in rows.values())
 
 
 def rounds(every: int, parties: Iterable[int] | None = None) -> Filter:
