@@ -8,14 +8,17 @@ from tacit.attacks.attack import attack
 from tacit.attacks.trial import Plot
 from tacit.datasets import clinic
 from tacit.privacy.onerun import audit_training
+from tacit.settings import combine
 
 hospitals = clinic("small", seed=7)
-settings = {"scorer": {"dim": 16}, "negatives": {"count": 16}, "training": {"batch": 64}}
-settings |= {"optimizer": {"learning_rate": 0.02}, "federation": {"rounds": 10}}
+settings = combine(
+    {"scorer": {"dim": 16}, "negatives": {"count": 16}, "training": {"batch": 64}},
+    {"optimizer": {"learning_rate": 0.02}, "federation": {"rounds": 10}},
+)
 plot = Plot(victim=0, adversary=1, targets=400)
 
 for recipe, more in (("fede", {}), ("private_fede", {"privacy": {"name": "dpsgd", "epsilon": 4.0}})):
-    run = tacit.federate(hospitals, recipe, settings=settings | more)
+    run = tacit.federate(hospitals, recipe, settings=combine(settings, more))
     for outcome in attack(run, ["cip"], ["canaries"], plot=plot):
         for way in outcome.ways:
             auc = outcome.last(way)[1].auc

@@ -67,6 +67,8 @@ def attack(
     if run.recipe not in SHARED:
         raise TacitError(f"nothing is shared by the recipe {run.recipe}: there is nothing for others to attack")
     plain = [name for name in dict.fromkeys(names) if name in ATTACKS]
+    if plain and set(readings) - {"canaries"} and "blind" not in plain:
+        plain.append("blind")  # what such targets' kind alone gives away
     plot = replace(plot, keep_scores=True)
     outcomes = []
     kept = run.finished and bool(run.transcript.payloads) and run.federation.keep_every is not None

@@ -175,6 +175,8 @@ def best_f1(scores: np.ndarray, member: np.ndarray) -> tuple[float, float]:
 
 def verdict(undefended: Measured, defended: Measured) -> str:
     """Whether a defence holds: it cannot be told where the attack is weak without it."""
+    if defended.auc.low == defended.auc.high:
+        return "cannot tell: the attack has the same score for everything"
     if undefended.auc.value < STRONG:
         return "cannot tell: the attack is weak without the defence"
     return "defended" if defended.auc.high <= HARMLESS else "not shown to be defended"

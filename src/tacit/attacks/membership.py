@@ -8,7 +8,8 @@ si    a curious server clusters what relations could be between the victim's ent
 cip   a curious party looks at what the others make of the rows it shares with them (passive)
 cia   a malicious party turns a tail round, and watches who pulls it back (active: it changes the training)
 
-counts is not the paper's: it looks at noisy counts, where those are released (S4).
+Not the paper's: counts looks at noisy counts, where those are released (S4); blind looks at nothing that was sent, and
+says what targets' kind alone gives away.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from tacit.attacks import seen
-from tacit.attacks.seen import Candidates, Nothing, candidates_of
+from tacit.attacks.seen import Candidates, Nothing
 from tacit.draws import Purpose, Stream
 from tacit.errors import TacitError
 from tacit.federation.messages import SERVER
@@ -28,11 +29,16 @@ from tacit.federation.transcript import Role, View
 from tacit.graph import Graph
 from tacit.models import Scorer
 from tacit.models.scorer import DistanceScorer
+from tacit.models.tables import popularity
 from tacit.models.translational import RotatE, Translation
 
 Tensor = Any
 Scores = dict[str, np.ndarray]
 TINY = 1e-12
+REST = "what the victim's other triples add to the cells of each target"
+"""A leak."""
+FEW = 10
+"""Pairs that a cluster has at least if it is concentrated at all: those of one pair are as close as can be."""
 ON_A_CPU = 200_000
 """Pairs of entities that are clustered where there is no GPU."""
 AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 22}
@@ -61,12 +67,13 @@ class CIP(Attack):
 
     The party takes its own contribution out of the rows it is given, (N x broadcast - own) / (N - 1), and looks at how
     much more plausible a candidate is by what is left, the others' mean, than by its own rows. Relation rows are its
-    own. Rows that no one else has come back as they were sent: of those it can say nothing. Where relation rows are
-    shared (FedR) the same is done with those, and its own entity rows.
+    own. Rows that no one else has come back as they were sent (or nearly so, where sums are rounded: then it cannot
+    tell): of those it can say nothing. N is the number of parties; where fewer have a row, something of its own is left
+    in it. Where relation rows are shared (FedR) the same is done with those, and its own entity rows.
 
-    Ways: `ratio` is the paper's, of distances, or of scores where those are products and a ratio has no stable sign;
-    `difference` of scores; `score` by the others' rows alone. With the server's help the victim's own rows take the
-    place of the others' mean, and candidates need not be known to both: `of the victim`.
+    Ways: `ratio` is the paper's, of distances, or of scores where those are products, which has no stable sign and so
+    comes last; `difference` of scores; `score` by the others' rows alone. With the server's help the victim's own rows
+    take the place of the others' mean, and candidates need not be known to both: `of the victim`.
     """
 
     roles = ("party", "server+party")
@@ -88,7 +95,8 @@ class CIP(Attack):
         theirs, ours = (
             seen.scores(view, *seen.tables(view, number, rows), there, mine) for rows in (others, own.double())
         )
-        return {"ratio": ratio(known.scorer, theirs, ours), "difference": theirs - ours, "score": theirs}
+        found = {"difference": theirs - ours, "score": theirs}
+        return _ratio_first(known.scorer, ratio(known.scorer, theirs, ours), found)
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ class CIA(Attack):
         if "server" in view.adversary.role:
             pulled = _of_the_victim(view, candidates, number + 1, mine)["of the victim"]
             return {"of the victim": pulled - one}
-        return {"ratio": ratio(known.scorer, two, one), "difference": two - one}
+        return _ratio_first(known.scorer, ratio(known.scorer, two, one), {"difference": two - one})
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ class Concentrations:
     scorer: Scorer
     centres: Tensor
     spread: Tensor
-    """Of each cluster: the mean squared distance of its pairs to its centre; infinite where it has none."""
+    """Of each cluster: the mean squared distance of its pairs to its centre; infinite where it has few."""
     inertia: float = 0.0
     error: float = 0.0
 
@@ -230,7 +238,7 @@ class Concentrations:
         made.centres = made._vectors(first.to(entity.device))
         for number in range(rounds + 1):
             sums, count, squares, fourth = made._pass(chosen, total)
-            made.spread = torch.where(count > 0, squares / count.clamp(min=1), torch.inf).to(entity)
+            made.spread = torch.where(count >= FEW, squares / count.clamp(min=1), torch.inf).to(entity)
             made.inertia = float(squares.sum()) / total
             made.error = (max(fourth / total - made.inertia**2, 0.0) / total) ** 0.5 if sampled else 0.0
             if number < rounds:
@@ -253,7 +261,7 @@ class Concentrations:
             which = torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
             vectors = self._vectors(which)
             distance, nearest = self._nearest(vectors)
-            member = torch.zeros(len(which), clusters, device=device).scatter_(1, nearest[:, None], 1.0)
+            member = vectors.new_zeros(len(which), clusters).scatter_(1, nearest[:, None], 1.0)
             sums += (member.T @ vectors).double()
             count += member.sum(0).double()
             squares += (distance @ member).double()
@@ -284,14 +292,13 @@ class Counts(Attack):
 
     The server has each party's own noisy counts, unless they are added up securely; a party has the sum of all.
 
-    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but the targets`, less what the victim's
-    triples add that are no targets, which the attacker is told. Where no two targets share a cell that is the adversary
-    of the definition, and it finds what epsilon allows, and no more. Members that share cells add to each other's
-    scores: of triples that exist, which meet in popular entities, it finds more than it could of one by itself.
+    Ways: `cells` of the victim, or `cells of the sum`: the two added; `all but this one`, less what all other triples
+    of the victim add to these two, which the attacker is told of each target: that is the adversary of the definition,
+    and it finds what epsilon allows, and no more.
     """
 
     roles = ("server", "party")
-    leaks = ("the victim's triples but for the targets",)
+    leaks = (REST,)
 
     def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
         me, victim = view.adversary.party, candidates.victim
@@ -305,16 +312,29 @@ class Counts(Attack):
         tails, heads = noisy.arrays["values"].double().split(len(entities), 1)[:2]
         ids = candidates.at(entities, relations)
         found = {"cells" if me is None else "cells of the sum": _cells(ids, tails.numpy(), heads.numpy())}
-        if (rest := view.leaks.get("the victim's triples but for the targets")) is not None and me is None:
-            facts = candidates_of(rest).at(entities, relations)
-            exact = [np.zeros((len(relations), len(entities))) for _ in range(2)]
-            for counts, column in zip(exact, (2, 0), strict=True):
-                np.add.at(counts, (facts[:, 1], facts[:, column]), 1.0)
-            found["all but the targets"] = found["cells"] - _cells(ids, *exact)
+        if (rest := view.leaks.get(REST)) is not None and me is None:
+            found["all but this one"] = found["cells"] - rest
         return found
 
 
-ATTACKS: dict[str, type[Attack]] = {"si": SI, "cip": CIP, "cia": CIA, "counts": Counts}
+@dataclass(frozen=True)
+class Blind(Attack):
+    """No attack: how plausible a candidate is by the party's own graph, in which it looks nothing up that was sent.
+
+    What another attack finds that this one finds too is no leak of the federation: the targets differ in kind. Popular
+    heads and tails of the relation score high, by how often they are that in the party's own triples.
+    """
+
+    roles = ("party",)
+
+    def scores(self, view: View, candidates: Candidates, number: int) -> Scores:
+        graph = seen.own_graph(view)
+        counts = popularity(graph)
+        return {"own counts": _cells(candidates.at(graph.entities, graph.relations), counts.tails.double().numpy(),
+                                     counts.heads.double().numpy())}  # fmt: skip
+
+
+ATTACKS: dict[str, type[Attack]] = {"si": SI, "cip": CIP, "cia": CIA, "counts": Counts, "blind": Blind}
 
 
 def relation_vectors(scorer: Scorer, head: Tensor, tail: Tensor) -> Tensor:
@@ -337,6 +357,13 @@ def ratio(scorer: Scorer, better: np.ndarray, worse: np.ndarray) -> np.ndarray:
     if isinstance(scorer, DistanceScorer):
         return (scorer.gamma - worse) / np.maximum(scorer.gamma - better, TINY)
     return better / np.where(np.abs(worse) < TINY, np.copysign(TINY, worse), worse)
+
+
+def _ratio_first(scorer: Scorer, found: np.ndarray, others: Scores) -> Scores:
+    """The paper's way before the others, where it means something: a ratio of products has no stable sign."""
+    if isinstance(scorer, DistanceScorer):
+        return {"ratio": found} | others
+    return others | {"ratio": found}
 
 
 def _of_the_victim(view: View, candidates: Candidates, number: int, mine: dict[str, Tensor]) -> Scores:

@@ -46,11 +46,6 @@ class Candidates:
         return np.stack([place[h], kind[r], place[t]], 1).astype(np.int64)
 
 
-def candidates_of(graph: Graph) -> Candidates:
-    """The training triples of a graph."""
-    return Candidates(-1, graph.entities, graph.relations, graph.train.triples.astype(np.int64))
-
-
 def known(view: View) -> Known:
     """What everybody knows of the federation."""
     if view.known is None:

@@ -112,12 +112,15 @@ def draw_targets(
             break
         inside.append(pair[0])
         outside.append(pair[1])
+    if reading == "held" and not len(facts):
+        raise TacitError("there is no third party, or it holds no facts: there are no such targets")
     if not inside and pair[0] is None:
         raise TacitError("the victim has no training triples of its own of names that the adversary has too")
     if not inside:
         raise TacitError("there are no triples that the victim does not hold, to tell its own from")
-    member = np.arange(2 * len(inside)) < len(inside)
-    return parties, targets_of(union.named([*inside, *outside]), member, reading, victim)
+    order = Stream(seed, Purpose.TARGETS, victim, 3).permutation(2 * len(inside))
+    chosen = [[*inside, *outside][i] for i in order.tolist()]
+    return parties, targets_of(union.named(chosen), order < len(inside), reading, victim)
 
 
 class _Union:
@@ -199,6 +202,18 @@ def without(graph: Graph, targets: Targets) -> Graph:
     ids = targets.candidates.at(graph.entities, graph.relations)
     gone = graph.keys(ids[(ids >= 0).all(1)].astype(np.int32))
     return replace(graph, train=graph.train.at(~np.isin(graph.keys(graph.train.triples), gone)))
+
+
+def others_add(graph: Graph, targets: Targets) -> np.ndarray:
+    """What a graph's training triples add to (relation, tail) and (relation, head) of each target, less the target."""
+    ids, facts = targets.candidates.at(graph.entities, graph.relations), graph.train.triples.astype(np.int64)
+    found, many = -2.0 * targets.member, max(len(graph.entities), 1)
+    for column in (0, 2):
+        cells, counts = np.unique(facts[:, 1] * many + facts[:, column], return_counts=True)
+        mine = ids[:, 1] * many + ids[:, column]
+        place = np.searchsorted(cells, mine).clip(max=len(cells) - 1)
+        found = found + np.where(cells[place] == mine, counts[place], 0)
+    return found
 
 
 def named_targets(candidates: Candidates) -> list[Names]:

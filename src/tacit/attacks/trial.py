@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tacit.attacks.measures import Measured, measure
-from tacit.attacks.membership import ATTACKS, CIA, SI, Attack, is_translation
+from tacit.attacks.membership import ATTACKS, CIA, REST, SI, Attack, is_translation
 from tacit.attacks.seen import Nothing
-from tacit.attacks.targets import Reading, Targets, draw_targets, without
+from tacit.attacks.targets import Reading, Targets, draw_targets, others_add
 from tacit.errors import TacitError
 from tacit.evaluation.ranking import Metrics
 from tacit.federated import FederatedRun, Federation, with_noise
@@ -114,7 +114,6 @@ class Plot:
 
 
 PLOT = Plot()
-REST = "the victim's triples but for the targets"
 
 
 def prepared(
@@ -265,7 +264,7 @@ class Views:
             if "auxiliary graph" in attack.leaks and self.plot.auxiliary:
                 leaks["auxiliary graph"] = self._auxiliary
             if REST in attack.leaks:
-                leaks[REST] = without(self.parties[self.plot.victim], targets)
+                leaks[REST] = others_add(self.parties[self.plot.victim], targets)
         return self.transcript.view(Adversary(role, party), graphs=self.parties.graphs,
                                     known=self.setup.known(self.recipe), leaks=leaks)  # fmt: skip
 
