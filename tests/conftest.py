@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def public_data() -> Path:
     if folder is None:
         pytest.skip("the public datasets are not here: set TACIT_DATA to a folder that has them")
     return folder
+
+
+@pytest.fixture
+def mistaken(monkeypatch, capsys):
+    """What a command says of wrong input; in this process, where a process of its own would take seconds."""
+    from tacit.cli import main
+
+    def call(*args, cwd):
+        monkeypatch.setattr(sys, "argv", ["tacit", *map(str, args)])
+        monkeypatch.chdir(cwd)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        told = capsys.readouterr()
+        assert "Traceback" not in told.err
+        assert not told.out
+        return told.err
+
+    return call

@@ -75,7 +75,7 @@ class Street:
         return Box()
 
 
-def together(tmp_path, wanted, street=None, *, coordinator=None, attempts=1, **options):
+def together(tmp_path, wanted, street=None, *, patience=60, **options):
     """All of them, in threads; the coordinator, and what stopped the parties."""
     street = street or Street()
     stopped = {}
@@ -83,7 +83,7 @@ def together(tmp_path, wanted, street=None, *, coordinator=None, attempts=1, **o
     def party(name, graph):
         try:
             one = Participant(wanted, graph, KEYS[name], ROSTER, tmp_path / name)
-            attend(one, street.post(name), KEYS[name], ROSTER, "coordinator", patience=60)
+            attend(one, street.post(name), KEYS[name], ROSTER, "coordinator", patience=patience)
             one.close()
         except Exception as error:  # noqa: BLE001 - it is looked at
             stopped[name] = error
@@ -262,7 +262,7 @@ def test_names_that_changed_since_the_federation_began_are_refused(tmp_path):
     for name in NAMES:
         (tmp_path / name).rename(tmp_path / f"{name}.old")
     with pytest.raises(Stopped, match="has other names than when the federation began"):
-        together(tmp_path, wanted, Street())
+        together(tmp_path, wanted, Street(), patience=1)
 
 
 def test_each_ones_own_affairs_may_differ():
