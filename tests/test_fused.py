@@ -401,7 +401,7 @@ def test_a_machine_without_numba_says_so_once(monkeypatch, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.full)])
 def test_triton_kernels_equal_the_reference(share):
-    """Every kernel; whole epochs, which the interpreter is slow with, on all sides and with all limits in `make full`."""
+    """Every kernel; whole epochs, which the interpreter is slow with, on all sides and with all limits in make full."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     seed = str(np.random.SeedSequence().entropy % 2**32)
