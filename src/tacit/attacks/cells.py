@@ -111,7 +111,8 @@ def _cost(cell: Cell, settings: Settings, parties: Parties) -> dict[str, Any]:
     epochs = cell.federation.rounds * cell.federation.local_epochs
     claim = statement(settings, releases(settings, parties.graphs, epochs=epochs), holders=cell.federation.holders)
     found = claim["epsilon"] if claim["epsilon"] is not None else claim.get("simulated_epsilon")
-    return {"epsilon": found, "delta": claim["delta"], "simulated": "simulated_epsilon" in claim}
+    simulated = "simulated_epsilon" in claim
+    return {"epsilon": found, "delta": claim["delta"], "sigma": privacy.sigma, "simulated": simulated}
 
 
 def _reconstructed(
