@@ -30,7 +30,7 @@ from tacit.attacks.targets import (
     with_triples,
     without,
 )
-from tacit.attacks.trial import PLOT, Outcome, Plot, Trial
+from tacit.attacks.trial import PLOT, Outcome, Plot, Trial, others_of
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.federated import Federation, with_noise
@@ -65,7 +65,7 @@ def shadow_attacks(
                                     seed=plot.seed)  # fmt: skip
     # Shadow victims hold what others hold: that is no one's privacy, and their noise is that of the true federation.
     settings, shadowy = with_noise(recipe, changed, settings, federation), replace(federation, holders=len(parties))
-    facts = pool(_others(parties, plot.victim))
+    facts = pool(others_of(parties, plot.victim))
     lessons = _lessons(parties, targets, facts, plot)
     every_target = [*named_targets(targets.candidates), *lessons]
     # In the true federation too the lessons are asked about: none of them is the victim's.
@@ -153,11 +153,6 @@ def _course(trial: Trial, on_event: Callable[[Event], None]) -> dict[int, np.nda
     if outcome.nothing is not None:
         raise Nothing(outcome.nothing)
     return {number: scores[WAY] for number, scores in outcome.scores.items()}
-
-
-def _others(parties: Parties, victim: int) -> Parties:
-    places = [i for i in range(len(parties)) if i != victim]
-    return Parties(tuple(parties.names[i] for i in places), tuple(parties[i] for i in places))
 
 
 def _lessons(parties: Parties, targets: Targets, facts: Graph, plot: Plot) -> list[Names]:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tacit.errors import TacitError
 from tacit.evaluation.ranking import Metrics
 from tacit.federated import FederatedRun, Federation, with_noise
 from tacit.federation.transcript import GIVE, Adversary, Record, Role, Transcript, View
+from tacit.graph import Graph
 from tacit.parties import Parties, pool
 from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
@@ -268,13 +270,16 @@ class Views:
         return self.transcript.view(Adversary(role, party), graphs=self.parties.graphs,
                                     known=self.setup.known(self.recipe), leaks=leaks)  # fmt: skip
 
-    @property
-    def _auxiliary(self) -> Any:
-        if not hasattr(self, "_pooled"):
-            others = [i for i in range(len(self.parties)) if i != self.plot.victim]
-            names = tuple(self.parties.names[i] for i in others)
-            self._pooled = pool(Parties(names, tuple(self.parties[i] for i in others)))
-        return self._pooled
+    @cached_property
+    def _auxiliary(self) -> Graph:
+        """The facts of all parties but the victim."""
+        return pool(others_of(self.parties, self.plot.victim))
+
+
+def others_of(parties: Parties, victim: int) -> Parties:
+    """All but one."""
+    places = [i for i in range(len(parties)) if i != victim]
+    return Parties(tuple(parties.names[i] for i in places), tuple(parties[i] for i in places))
 
 
 def begun(
