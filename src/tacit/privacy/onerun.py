@@ -167,6 +167,7 @@ def audit_training(
         for way, right in correct.items()
     }
     simulation = getattr(privacy, "noise", "system") == "seeded"
+    claimed = None if claimed is None else float(claimed)
     return OneRun(claimed, simulation, measured, correct, canaries, guesses, delta, confidence)
 
 
