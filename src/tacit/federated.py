@@ -67,8 +67,8 @@ class Federation:
     optimizer_state: what becomes of moments when a party is given rows, "reset" as in FedE's code, or "keep".
     aggregation: mean, weighted, circular. values: float32, or float16 for half the bytes. changed_only: send only rows
     that changed. holders: how many parties hold the same triple at most, which all have to know; what is private costs
-    so many times. keep_every: keep the messages' content of every so many rounds, for attacks. keep_mb: at most so
-    much.
+    so many times. keep_every: keep the messages' content of every so many rounds, what is given after them, and each
+    party's own rows, for attacks. keep_mb: at most so much.
 
     secure: the server sees sums alone. vocabulary: how names are agreed on, open or private; default: private if secure
     and training is not private, which is of names that all know. bound: the most names that a party may have, where

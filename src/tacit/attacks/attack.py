@@ -67,12 +67,13 @@ def attack(
     if run.recipe not in SHARED:
         raise TacitError(f"nothing is shared by the recipe {run.recipe}: there is nothing for others to attack")
     plain = [name for name in dict.fromkeys(names) if name in ATTACKS]
-    if plain and set(readings) - {"canaries"} and "blind" not in plain:
+    passive = [name for name in plain if not ATTACKS[name].active]
+    if passive and set(readings) - {"canaries"} and "blind" not in plain:
         plain.append("blind")  # what such targets' kind alone gives away
+        passive.append("blind")
     plot = replace(plot, keep_scores=True)
     outcomes = []
     kept = run.finished and bool(run.transcript.payloads) and run.federation.keep_every is not None
-    passive = [name for name in plain if not ATTACKS[name].active]
     still: list[Reading] = [reading for reading in readings if reading != "canaries"]
     if kept and passive and still:
         outcomes += from_transcript(run, passive, still, plot=plot)
