@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tacit.inspection import inspect
     from tacit.marking import group, mark, select
     from tacit.parties import Parties, partition, pool
+    from tacit.reporting import report
     from tacit.run import Run, train
     from tacit.settings import Settings
     from tacit.sources import import_graph, read_mapping
@@ -36,6 +37,7 @@ __all__ = [
     "read_graph",
     "read_mapping",
     "read_parties",
+    "report",
     "select",
     "train",
     "write_graph",
@@ -68,6 +70,7 @@ _HOME = {
     "read_graph": "files",
     "read_mapping": "sources",
     "read_parties": "files",
+    "report": "reporting",
     "select": "marking",
     "train": "run",
     "write_graph": "files",

@@ -459,8 +459,8 @@ class FederatedRun:
             write_whole(self.path / SHAREABLE / "transcript.jsonl", lines.encode(), mode=0o644)
             if isinstance(self.settings.privacy, Sound):
                 told = read_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", {})
-                learns = {"the_server_learns_of_each_party": told["the_server_learns_of_each_party"]}
-                write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", self.claim | learns)
+                about = {key: told[key] for key in ("recipe", "the_server_learns_of_each_party") if key in told}
+                write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", self.claim | about)
             write_json(private / "metrics.json", "tacit.metrics/1", self.results())
             save_tensors(private / "model.safetensors", tables.tensors(), self._origin("tacit.model/1"))
         return self
@@ -629,7 +629,7 @@ class FederatedRun:
             about["graphs"] = {name: environment(graph)["graph"] for name, graph in named}
             write_json(folder / "environment.json", "tacit.environment/1", about)
             told = PROMISED if settings.privacy.sound else NOT_PRIVATE
-            told = told | {"the_server_learns_of_each_party": discloses}
+            told = told | {"recipe": recipe, "the_server_learns_of_each_party": discloses}
             write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", told)
             seal(folder, CONFIG, SCHEMA, {"recipe": recipe, "parties": list(parties.names), "settings": settings.json(),
                                           "federation": asdict(federation), "origin": dict(parties.origin),

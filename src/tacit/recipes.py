@@ -102,7 +102,11 @@ class Setup:
         if self.names_are_private:
             union = f"pseudonyms of all parties' {part} names together, and how many parties have each"
             return f"that it has no more names than the bound; {union}; {how.discloses()}"
-        return f"its {part} names; {how.discloses()}"
+        if not self.releases_counts:
+            return f"its {part} names; {how.discloses()}"
+        counts = "sums of all parties' noisy counts" if self.federation.secure else "its noisy counts of them"
+        rows = f"; {how.discloses()}" if settings.privacy.trains else ""
+        return f"its entity and relation names; {counts}{rows}"
 
     def known(self, recipe: str) -> Known | None:
         """What everybody in such a federation knows of it; None: nothing is shared."""

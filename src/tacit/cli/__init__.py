@@ -21,6 +21,7 @@ from tacit.cli.demo import demo
 from tacit.cli.federate import federate
 from tacit.cli.keys import keys
 from tacit.cli.network import join, serve
+from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
 from tacit.errors import TacitError
 
@@ -42,6 +43,7 @@ for command in (
     federate,
     attack,
     audit,
+    report,
     serve,
     join,
     reproduce,
