@@ -100,7 +100,7 @@ def drawn(rows: list[dict[str, Any]]) -> str:
     """Seconds per epoch by size, both logarithmic: a straight line at 45 degrees is linear growth."""
     sizes, times = ([found["metrics"][key] for found in rows] for key in ("size", "epoch_s"))
     (x0, x1), (y0, y1) = ((math.floor(math.log10(min(v))), math.ceil(math.log10(max(v)))) for v in (sizes, times))
-    panel = Panel(70, 20, 550, 310, (10.0**x0, 10.0**x1), (10.0**y0, 10.0**y1), logarithmic=True)
+    panel = Panel(70, 20, 550, 310, (10.0**x0, 10.0**x1), (10.0**y0, 10.0**y1), logarithmic="xy")
     panel.grid(
         [(10.0**power, f"{ENTITIES * 10.0**power:,.0f}") for power in range(x0, x1 + 1)],
         [(10.0**power, f"{10.0**power:g} s") for power in range(y0, y1 + 1)],

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from strategies import graphs, plain_triples
 from tacit.attacks import seen, shadows
 from tacit.attacks.attack import attack, curves, from_transcript
-from tacit.attacks.measures import Interval, Measured, auc, best_f1, measure, roc, verdict
+from tacit.attacks.measures import Interval, auc, best_f1, measure, roc, verdict
 from tacit.attacks.membership import CIA, CIP, FEW, REST, SI, Concentrations, Counts, ratio, relation_vectors
 from tacit.attacks.seen import Nothing
 from tacit.attacks.shadows import likelihood_ratio, shadow_attacks, taught_scores
@@ -220,17 +220,18 @@ def test_scores_that_cannot_be_measured():
             measure([1.0, 2.0], [True, False], confidence=confidence)
 
 
-def of_auc(value, low, high):
-    return Measured(9, 9, 0, Interval(value, low, high), 1.0, 0.0, 1.0, 2 / 3, {})
-
-
 def test_a_defence_is_judged_by_an_attack_that_works_without_it():
-    strong, weak = of_auc(0.9, 0.8, 0.95), of_auc(0.69, 0.6, 0.8)
-    safe, wide = of_auc(0.5, 0.45, 0.55), of_auc(0.5, 0.44, 0.56)
+    strong, weak = Interval(0.9, 0.8, 0.95), Interval(0.69, 0.6, 0.8)
+    safe, wide = Interval(0.5, 0.45, 0.55), Interval(0.5, 0.44, 0.56)
     assert verdict(strong, safe) == "defended"
     assert verdict(strong, wide) == "not shown to be defended"
-    assert verdict(strong, of_auc(0.2, 0.1, 0.3)) == "defended"
-    assert verdict(weak, safe).startswith("cannot tell")
+    assert verdict(strong, Interval(0.2, 0.1, 0.3)) == "defended"
+    assert verdict(weak, safe) == "cannot tell: the attack is weak without the defence"
+    assert verdict(None, safe) == "cannot tell: the attack was not tried without the defence"
+    assert verdict(strong, Interval(0.5, 0.5, 0.5)) == "cannot tell: the attack has the same score for everything"
+    for plain in (strong, weak, None):  # whatever it was: it works under the defence
+        assert verdict(plain, Interval(0.6, 0.56, 0.64)) == "not defended"
+    assert verdict(strong, Interval(0.6, 0.55, 0.65)) == "not shown to be defended"
 
 
 # -- whom an attack is tried on ----------------------------------------------------------------------------------------
@@ -1212,9 +1213,9 @@ def test_an_attack_that_is_out_of_reach_says_so():
     assert "within the adversary's reach" in silent.nothing
     assert "were not kept" in attacked(outcome, CIP(), view, targets, 4).nothing
     assert curves(silent) == {}
-    found = replace(outcome, by_round={2: {"score": of_auc(0.5, 0.4, 0.6)}})
+    found = replace(outcome, by_round={2: {"score": Interval(0.5, 0.4, 0.6)}})
     assert attacked(found, CIP(), view, targets, 5) is found  # what was found before stays
-    better = replace(of_auc(0.6, 0.5, 0.7), f1=0.9)
+    better = replace(Interval(0.6, 0.5, 0.7), f1=0.9)
     more = replace(found, by_round={2: {"score": better}, 4: {"score": replace(better, f1=0.8)}, 6: {"score": better}})
     assert (more.best()[0], more.last()[0]) == (2, 6)
 

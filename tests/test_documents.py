@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -60,6 +61,14 @@ def test_links_between_documents_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_figures_show_the_results_that_are_kept(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    figures = importlib.import_module("figures")
+    for name, (table, draw) in figures.FIGURES.items():
+        drawn = draw(list(figures.Results(figures.RESULTS / f"{table}.jsonl")))
+        assert drawn == (ROOT / "docs" / "images" / f"{name}.svg").read_text(), f"draw {name} again"
 
 
 def test_the_architecture_page_names_every_module():

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit import datasets
-from tacit.cli import app
+from tacit.cli import app, show
+from tacit.cli.reproduce import _attacks as told_by_attacks
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
 from tacit.reproduction import Cell, Results, main, read_cells, reproduce
@@ -328,6 +329,28 @@ def test_the_papers_cells_are_all_there(monkeypatch):
     assert len(five) == 3 * 36
     for figure, many in (("fedr-fig3", 12), ("fedr-fig4", 36)):
         assert len(read_cells(None, figure)) == many
+
+
+def test_a_defence_stands_beside_what_was_found_without_it(monkeypatch):
+    def row(setting, epsilon, attack, value, low, high):
+        about = {"cell": setting, "dataset": "d", "scorer": "transe", "parts": 3, "seed": 0, "adversary": "party",
+                 "targets": "canaries", "metrics": {"f1": 0.7, "auc": value, "way": "score"}, "nothing": None,
+                 "published": {}, "mrr": {"test": 0.2}}  # fmt: skip
+        ways = {"score": {"last": {"auc": {"value": value, "low": low, "high": high}}}}
+        return about | {"setting": setting, "epsilon": epsilon, "attack": attack, "ways": ways}
+
+    printed = []
+    monkeypatch.setattr(show, "table", lambda *columns, rows, **_: printed.append(list(rows)))
+    plain, safe = row("none", None, "cip", 0.9, 0.88, 0.92), row("S1", 2.0, "cip", 0.5, 0.48, 0.52)
+    open_ = row("S4", 8.0, "counts", 0.88, 0.87, 0.89)
+    told_by_attacks([], [plain, safe, open_])
+    _, [defended, not_defended] = printed
+    assert defended[4:] == ("0.900", "0.500 (0.480-0.520)", "0.200", "defended")
+    assert not_defended[4:] == ("", "0.880 (0.870-0.890)", "0.200", "not defended")
+    printed.clear()
+    told_by_attacks([], [plain])  # no defence, and without "none" nothing to judge one by
+    told_by_attacks([], [safe])
+    assert len(printed) == 2
 
 
 def test_each_cell_has_the_results_of_its_own_table(tmp_path, monkeypatch):

@@ -173,13 +173,20 @@ def best_f1(scores: np.ndarray, member: np.ndarray) -> tuple[float, float]:
     return float(found[best]), float(levels[best])
 
 
-def verdict(undefended: Measured, defended: Measured) -> str:
-    """Whether a defence holds: it cannot be told where the attack is weak without it."""
-    if defended.auc.low == defended.auc.high:
+def verdict(undefended: Interval | None, defended: Interval) -> str:
+    """Whether a defence holds, by the AUC with it and without it.
+
+    Where an attack is weak without the defence, that it is weak with it shows nothing; that it works shows enough.
+    """
+    if defended.low > HARMLESS:
+        return "not defended"
+    if defended.low == defended.high:
         return "cannot tell: the attack has the same score for everything"
-    if undefended.auc.value < STRONG:
+    if undefended is None:
+        return "cannot tell: the attack was not tried without the defence"
+    if undefended.value < STRONG:
         return "cannot tell: the attack is weak without the defence"
-    return "defended" if defended.auc.high <= HARMLESS else "not shown to be defended"
+    return "defended" if defended.high <= HARMLESS else "not shown to be defended"
 
 
 def _f1_at(scores: np.ndarray, member: np.ndarray, threshold: float) -> float:

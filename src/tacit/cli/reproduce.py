@@ -118,8 +118,29 @@ def _attacks(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
         lines.append((row["cell"], row["attack"], row["adversary"], row["targets"], *numbers, told))
     if lines:
         show.table("", "attack", "by", "targets", "best F1", "AUC", "published F1", rows=lines)
+        _defences([row for row in rows if row["metrics"].get("way")])
     if rates:
         show.table("", "victim", "leak", "ERR", "TRR", "published ERR and TRR", rows=rates)
+
+
+def _defences(rows: list[dict[str, Any]]) -> None:
+    """What each way finds under privacy, beside what it finds where the setting is "none", and what follows."""
+    from tacit.attacks.measures import Interval, verdict
+
+    def of(row: dict[str, Any], way: str) -> tuple[Any, ...]:
+        return *(row[key] for key in ("dataset", "scorer", "parts", "seed", "attack", "adversary", "targets")), way
+
+    found = [(row, way, Interval(**told["last"]["auc"])) for row in rows for way, told in row["ways"].items()]
+    without = {of(row, way): auc for row, way, auc in found if row["setting"] == "none"}
+    lines = []
+    for row, way, auc in found:
+        if row.get("epsilon") is not None and without:
+            plain = without.get(of(row, way))
+            limits = f"{auc.value:.3f} ({auc.low:.3f}-{auc.high:.3f})"
+            lines.append((row["cell"], row["attack"], row["adversary"], way, f"{plain.value:.3f}" if plain else "",
+                          limits, f"{row['mrr']['test']:.3f}", verdict(plain, auc)))  # fmt: skip
+    if lines:
+        show.table("", "attack", "by", "way", "AUC without", "AUC", "test MRR", "", rows=lines, title="Defences")
 
 
 def _costs(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
