@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from drawing import COLOURS, GREY, Panel, Point, page
-
+from tacit.reporting.drawing import COLOURS, GREY, Panel, Point, standalone
 from tacit.reproduction import Results
 
 RESULTS = Path(__file__).parent / "results"
@@ -48,7 +47,7 @@ def sheet(title: str, panels: list[Panel], keys: list[tuple[str, str, bool]]) ->
         panels[0].key(words, across, -34, colour, dashed=dashed)
         across += 45 + 7 * len(words)
     wide, low = (max(getattr(p, end) for p in panels) for end in ("left", "top"))
-    return page(int(wide + WIDTH + LEFT / 2), int(low + HEIGHT + 50), title, panels)
+    return standalone(int(wide + WIDTH + LEFT / 2), int(low + HEIGHT + 50), title, panels)
 
 
 def tenths(low: float, high: float, step: float = 0.1) -> list[tuple[float, str]]:
@@ -94,14 +93,14 @@ def losses(rows: list[Row]) -> str:
     for column, dataset in enumerate(DATASETS):
         made = panel(column, 0, (1, 300), (0.0, 2.6), NAMES[dataset], logarithmic="x")
         made.grid([(n, str(n)) for n in (1, 3, 10, 30, 100, 300)], tenths(0.0, 2.5, 0.5))
-        for colour, scorer in zip(COLOURS, SCORERS, strict=True):
+        for colour, scorer in zip(COLOURS, SCORERS, strict=False):
             for recipe in ("fede", "fedr"):
                 [row] = [row for row in cells[dataset, scorer, recipe, 5] if row["seed"] == 0]
                 points = [(n, loss) for n, loss in enumerate(row["loss"], 1) if n < 20 or n % 5 == 0]
                 made.series(points, colour, dashed=recipe == "fede", marks=False)
         made.text("round", WIDTH / 2, HEIGHT + 34, anchor="middle")
         panels.append(made)
-    keys = [(NAMES[scorer], colour, False) for colour, scorer in zip(COLOURS, SCORERS, strict=True)]
+    keys = [(NAMES[scorer], colour, False) for colour, scorer in zip(COLOURS, SCORERS, strict=False)]
     return sheet("Training loss by round", panels, [*keys, ("FedE, of the same colour", GREY, True)])
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from drawing import COLOURS, Panel, page
 from measure import environment, floor, now, row
 
 from tacit.draws import Purpose, Stream
 from tacit.evaluation import rank
 from tacit.evaluation.ranking import Questions
 from tacit.graph import Graph, Split, Vocab
+from tacit.reporting.drawing import COLOURS, Panel, standalone
 from tacit.reproduction import Results
 from tacit.settings import Settings
 from tacit.training import Fit
@@ -110,7 +110,7 @@ def drawn(rows: list[dict[str, Any]]) -> str:
         own = sorted((f["metrics"]["size"], f["metrics"]["epoch_s"]) for f in rows if f["scorer"] == scorer)
         panel.series(own, COLOURS[number])
         panel.text(scorer, 15, 20 + 20 * number, COLOURS[number])
-    return page(640, 400, "Seconds per epoch by size of the graph", [panel])
+    return standalone(640, 400, "Seconds per epoch by size of the graph", [panel])
 
 
 def main() -> None:

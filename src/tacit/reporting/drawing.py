@@ -1,6 +1,6 @@
 """Plots as SVG, by hand: a few axes, lines, bars and points need no library, and a page with them no script.
 
-Colours are CSS variables, so that a page in the dark, or on paper, has its own; `alone` makes a file of a plot.
+Colours are CSS variables, so that a page in the dark, or on paper, has its own; `standalone` makes a file of a plot.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 Point = tuple[float, float]
+GREY = "var(--faint)"
 COLOURS = tuple(f"var(--plot-{n})" for n in range(1, 8))
 """Of series; they differ in brightness too, for eyes and printers that see no hue."""
 PALETTE = {
@@ -17,6 +18,11 @@ PALETTE = {
     "dark": ("#4cc9a0", "#ff8f5e", "#7fb0ff", "#c9a5ee", "#e0bb4a", "#5fd0ea", "#b5b5b5"),
 }
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2")
+
+
+def dash(place: int) -> str:
+    """The pattern of a series' line: where colours begin again, it is another."""
+    return DASHES[(place + place // len(COLOURS)) % len(DASHES)]
 
 
 def variables(shade: str) -> str:
@@ -68,9 +74,7 @@ class Panel:
         """A line through points. `dashed`: without marks; or the pattern."""
         places = [self.at(*point) for point in points]
         path = " ".join(f"{x},{y}" for x, y in places)
-        pattern = ("4 3" if dashed else "") if isinstance(dashed, bool) else dashed
-        style = f";stroke-dasharray:{pattern}" if pattern else ""
-        self.lines.append(f'<polyline points="{path}" style="fill:none;stroke:{colour}{style}"/>')
+        self.lines.append(f'<polyline points="{path}" style="fill:none;stroke:{colour}{_dashes(dashed)}"/>')
         if marks and dashed is False:
             self.points(points, colour)
 
@@ -86,6 +90,21 @@ class Panel:
         size = f'width="{round(right - left, 1)}" height="{round(bottom - top, 1)}"'
         self.lines.append(f'<rect x="{left}" y="{top}" {size} style="fill:{colour}"/>')
 
+    def note(self, words: str, x: float, y: float, colour: str = "") -> None:
+        """Words above a point."""
+        across, down = self.at(x, y)
+        self.text(words, across - self.left, down - self.top - 8, colour, "middle")
+
+    def key(
+        self, words: str, across: float, down: float, colour: str, *, dashed: bool | str = False, dot: bool = False
+    ) -> None:
+        """What a colour stands for, at a place as of `text`: a piece of its line, or a dot."""
+        x, y = round(self.left + across, 1), round(self.top + down - 4, 1)
+        style = f"stroke:{colour}{_dashes(dashed)}"
+        mark = f'<circle cx="{x + 9}" cy="{y}" r="4" style="fill:{colour}"/>'
+        self.lines.append(mark if dot else f'<path d="M{x} {y}h20" style="{style}"/>')
+        self.text(words, across + 26, down)
+
     def text(self, words: str, across: float, down: float, colour: str = "", anchor: str = "start") -> None:
         """Words at a place counted from the panel's left upper corner."""
         place = f'x="{round(self.left + across, 1)}" y="{round(self.top + down, 1)}"'
@@ -100,15 +119,19 @@ def drawn(width: float, height: float, title: str, panels: Iterable[Panel], desc
     return "\n".join([f'<svg class="plot" role="img" viewBox="0 0 {width:g} {height:g}">{words}', *lines, "</svg>"])
 
 
-def alone(width: float, height: float, title: str, panels: Iterable[Panel]) -> str:
-    """All panels as a file of their own, on white."""
-    plot = drawn(width, height, title, panels)
-    style = (
-        f"<style>svg{{{variables('light')}font:12px sans-serif}}.grid{{stroke:#ddd}}</style>"
-        f'<rect width="{width:g}" height="{height:g}" fill="white"/>'
-    )
-    head, rest = plot.split("</title>", 1)
-    return head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ') + "</title>" + style + rest + "\n"
+def standalone(width: float, height: float, title: str, panels: Iterable[Panel]) -> str:
+    """All panels as a file of their own, on white, in colours of its own."""
+    head, rest = drawn(width, height, title, panels).split("</title>", 1)
+    rest = rest.replace(GREY, "#777").replace('class="grid"', 'style="stroke:#ddd"')
+    for colour, own in zip(COLOURS, PALETTE["light"], strict=True):
+        rest = rest.replace(colour, own)
+    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" ')
+    return f'{head}</title>\n<rect width="{width:g}" height="{height:g}" fill="white"/>{rest}\n'
+
+
+def _dashes(dashed: bool | str) -> str:
+    pattern = ("4 3" if dashed else "") if isinstance(dashed, bool) else dashed
+    return f";stroke-dasharray:{pattern}" if pattern else ""
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from tacit.reporting.drawing import COLOURS, DASHES, Panel
+from tacit.reporting.drawing import COLOURS, Panel, dash
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -33,17 +33,10 @@ def details(summary: str, body: str, *, open_it: bool = False) -> str:
 
 
 def key(panel: Panel, place: int, label: str, across: float, *, dot: bool = False, down: float | None = None) -> None:
-    """What a colour stands for, at a place counted from the panel's corner; by default in a line of its number."""
+    """What the colour of a series stands for, at a place of the panel; by default in a line of its number."""
     down = 14 + 20 * place if down is None else down
-    x, y = panel.left + across, panel.top + down
-    colour = COLOURS[place % 7]
-    style = f"stroke:{colour};stroke-dasharray:{DASHES[place % 7]}"
-    panel.lines.append(
-        f'<circle cx="{x + 9}" cy="{y - 4}" r="4" style="fill:{colour}"/>'
-        if dot
-        else f'<path d="M{x} {y - 4}h20" style="{style}"/>'
-    )
-    panel.text(label if len(label) < 34 else label[:32] + "…", across + 26, down)
+    short = label if len(label) < 34 else label[:32] + "…"
+    panel.key(short, across, down, COLOURS[place % len(COLOURS)], dashed=dash(place), dot=dot)
 
 
 def number(found: Any, key: str) -> str:

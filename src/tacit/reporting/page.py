@@ -15,7 +15,7 @@ from typing import Any
 
 from tacit import __version__
 from tacit.privacy.plan import in_words
-from tacit.reporting.drawing import COLOURS, DASHES, Panel, drawn, ticks, variables
+from tacit.reporting.drawing import COLOURS, GREY, Panel, dash, drawn, ticks, variables
 from tacit.reporting.facts import Cloud, Facts, Inside
 from tacit.reporting.markup import count, details, figure, key, number, sized, table
 from tacit.reporting.words import ADVERSARIES, ATTACKS, best, summary
@@ -176,7 +176,7 @@ def _course(shown: Sequence[tuple[str, Inside]]) -> str:
     panel = Panel(52, 10, 500, 230, (0, last), (0, top))
     panel.grid([(x, f"{x:g}") for x in ticks(0, last)], [(y, f"{y:g}") for y in ticks(0, top)])
     for place, (name, course) in enumerate(courses):
-        panel.series(course, COLOURS[place % 7], dashed=DASHES[place % 7], marks=False)
+        panel.series(course, COLOURS[place % 7], dashed=dash(place), marks=False)
         key(panel, place, name, 520)
     panel.text("round, or epoch", 500, 262, anchor="end")
     rows = [[name, str(at), f"{mrr:.4f}"] for name, course in courses for at, mrr in course]
@@ -206,7 +206,7 @@ def _frontier(runs: Sequence[Facts]) -> str:
         panel.grid([(e, f"{e:g}") for e in marks], [(y, f"{y:g}") for y in ticks(0, max(worth.values()) * 1.1)])
         for place, run in enumerate(plain):
             ends = [(low / 1.6, worth[run.name]), (high * 1.6, worth[run.name])]
-            panel.series(ends, COLOURS[(place + 1) % 7], dashed=DASHES[1 + place % 6], marks=False)
+            panel.series(ends, COLOURS[(place + 1) % 7], dashed=dash(place + 1), marks=False)
             key(panel, place + 1, f"{run.name}, no guarantee", 500)
         panel.points([(float(run.epsilon or 0), worth[run.name]) for run in private], COLOURS[0], 5)
         key(panel, 0, "private", 500, dot=True)
@@ -248,7 +248,7 @@ def _attacks(runs: Sequence[Facts]) -> str:
                 ]
             )
             if way in about.get("roc", {}):
-                curves.append((f"{about['attack']}, {who}, {about['targets']}", about["roc"][way]))
+                curves.append((f"{about['attack']}, {about['adversary']}, {about['targets']}", about["roc"][way]))
         more = _reconstructed(inside) + _critical(inside)
         if not rows and not more:
             continue
@@ -276,9 +276,9 @@ def _roc(name: str, curves: Sequence[tuple[str, Any]]) -> str:
     panel = Panel(52, 10, 300, 300, (0, 1), (0, 1))
     shares = [(x, f"{x:g}") for x in (0, 0.25, 0.5, 0.75, 1)]
     panel.grid(shares, shares)
-    panel.series([(0, 0), (1, 1)], "var(--faint)", dashed="2 4", marks=False)
+    panel.series([(0, 0), (1, 1)], GREY, dashed="2 4", marks=False)
     for place, (label, (false, true)) in enumerate(curves):
-        panel.series(list(zip(false, true, strict=True)), COLOURS[place % 7], dashed=DASHES[place % 7], marks=False)
+        panel.series(list(zip(false, true, strict=True)), COLOURS[place % 7], dashed=dash(place), marks=False)
         key(panel, place, label, 320)
     panel.text("false positives", 300, 332, anchor="end")
     return figure(
@@ -370,20 +370,21 @@ def _audits(runs: Sequence[Facts]) -> str:
 
 
 def _guarantees(runs: Sequence[Facts]) -> str:
-    text = ""
+    """Word by word; runs of which the same is said together."""
+    text, told = "", dict[str, list[str]]()
     for run in runs:
         claim = run.privacy
-        said = (
-            in_words(dict(claim))
-            if run.epsilon is not None or "simulated_epsilon" in claim
-            else f"None. {claim.get('why', '')}"
-        )
+        if run.epsilon is None and "simulated_epsilon" not in claim:
+            told.setdefault(str(claim.get("why", "")), []).append(run.name)
+            continue
         keys = ("unit", "neighbours", "accountant", "composition", "covers")
         rows = [[key, str(claim[key])] for key in keys if key in claim]
         if "mechanism" in claim:
             rows.append(["mechanism", ", ".join(f"{k} {v}" for k, v in claim["mechanism"].items() if v is not None)])
-        text += f"<h3>{escape(run.name)}</h3><p>{escape(said)}</p>"
-        text += details("The statement", table(f"Guarantee of {run.name}", ["", ""], rows)) if rows else ""
+        text += f"<h3>{escape(run.name)}</h3><p>{escape(in_words(dict(claim)))}</p>"
+        text += details("The statement", table(f"Guarantee of {run.name}", ["", ""], rows))
+    for why, names in told.items():
+        text += f"<h3>{escape(', '.join(names))}</h3><p>None. {escape(why)}</p>"
     return text
 
 
