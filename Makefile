@@ -17,6 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	scripts/install-postgresql
+	scripts/install-chromium
 	@touch $@
 
 demo: setup    ## make the embedded federation and show what the product can do with it

@@ -18,7 +18,7 @@ from tacit.privacy.plan import in_words
 from tacit.reporting.drawing import COLOURS, GREY, Panel, dash, drawn, ticks, variables
 from tacit.reporting.facts import Cloud, Facts, Inside
 from tacit.reporting.markup import count, details, figure, key, number, sized, table
-from tacit.reporting.words import ADVERSARIES, ATTACKS, best, summary
+from tacit.reporting.words import ADVERSARIES, ATTACKS, SIMULATION, best, summary
 
 
 def page(runs: Sequence[Facts], *, internal: bool, title: str = "") -> str:
@@ -374,8 +374,9 @@ def _guarantees(runs: Sequence[Facts]) -> str:
     text, told = "", dict[str, list[str]]()
     for run in runs:
         claim = run.privacy
-        if run.epsilon is None and "simulated_epsilon" not in claim:
-            told.setdefault(str(claim.get("why", "")), []).append(run.name)
+        if run.epsilon is None:
+            why = SIMULATION if "simulated_epsilon" in claim else claim.get("why", "")
+            told.setdefault(str(why), []).append(run.name)
             continue
         keys = ("unit", "neighbours", "accountant", "composition", "covers")
         rows = [[key, str(claim[key])] for key in keys if key in claim]

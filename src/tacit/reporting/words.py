@@ -34,6 +34,7 @@ ADVERSARIES = {
     "server+party": "the server with a party",
     "outsider": "an outsider",
 }
+SIMULATION = "The noise was seeded, so that others can repeat the run: it is a simulation."
 FOR_OWNERS = (
     "Attacks are measured with the triples at hand, so what they found is for the owners: ask them for the internal "
     "report."
@@ -89,7 +90,7 @@ def _guaranteed(run: Facts) -> str:
     claim = run.privacy
     if run.epsilon is None:
         if "simulated_epsilon" in claim:
-            return "Nothing: the noise was seeded, so that others can repeat the run. It is a simulation."
+            return f"Nothing. {SIMULATION}"
         return escape(f"Nothing. {claim.get('why', '')}".strip())
     odds = times(run.epsilon)
     return escape(
