@@ -42,6 +42,7 @@ from tacit.models import Layout, Tables
 from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.parties import Parties
+from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
@@ -489,9 +490,15 @@ class FederatedRun:
 
     @property
     def epsilon(self) -> float | None:
-        """Of the guarantee; None: there is none."""
+        """Of the guarantee, the largest of all parties', which holds for everyone; None: there is none."""
         found = self.claim["epsilon"]
         return None if found is None else float(found)
+
+    @property
+    def epsilons(self) -> dict[str, float | None]:
+        """Each party's own, of what it releases itself; None: there is no guarantee."""
+        found = self.claim.get("by_party") or [None] * len(self.parties)
+        return dict(zip(self.parties.names, found, strict=True))
 
     def results(self) -> dict[str, Any]:
         """What was measured, as JSON has it."""
@@ -533,13 +540,46 @@ class FederatedRun:
         model = Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
         return model.seen_by(graphs[0], self.parties[party]) if whole else model
 
+    def place(self, name: str, why: str = "here") -> int:
+        """The number of a party, by its name; `why` it is asked for, for the message if there is none."""
+        if name not in self.parties.names:
+            raise TacitError(f"there is no party {name!r} {why}. There are: {', '.join(self.parties.names)}.")
+        return self.parties.names.index(name)
+
     def of_party(self, name: str) -> Run:
         """One party's model with its graph, to be asked and exported like a training of its own."""
-        if name not in self.parties.names:
-            raise TacitError(f"there is no party {name!r} here. There are: {', '.join(self.parties.names)}.")
-        party = self.parties.names.index(name)
+        party = self.place(name)
         found = {split: metrics[party] for split, metrics in self.by_party.items()}
         return Run.of_model(self.settings, self.parties[party], self.model(party), found, self.claim)
+
+    def predict(
+        self,
+        party: str | None = None,
+        *,
+        head: str | None = None,
+        relation: str | None = None,
+        tail: str | None = None,
+        top: int = 10,
+        known: bool = False,
+    ) -> list[Prediction]:
+        """The most plausible answers by one party's model, among its own names.
+
+        Parameters
+        ----------
+        party
+            Whose: rows that are not shared are each party's own, and so are its names and what it knows already.
+        head, relation, tail
+            Two of them, by name: the third is predicted.
+        top
+            How many answers.
+        known
+            Also those that the party's graph has already.
+        """
+        if party is None:
+            raise TacitError(
+                f"every party has a model of its own: say whose, by `party` ({', '.join(self.parties.names)})"
+            )
+        return self.of_party(party).predict(head=head, relation=relation, tail=tail, top=top, known=known)
 
     def _setup(self) -> Setup:
         from tacit.recipes import Setup
@@ -703,6 +743,13 @@ def is_federation(path: Path) -> bool:
         return bool(json.loads((path / CONFIG).read_text(encoding="utf-8")).get("schema") == SCHEMA)
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def opened(run: Run | FederatedRun | str | Path) -> Run | FederatedRun:
+    """A run as it is, or the one in a folder: of one graph, or of a federation."""
+    if isinstance(run, Run | FederatedRun):
+        return run
+    return FederatedRun.open(run) if is_federation(Path(run)) else Run.open(run)
 
 
 def open_run(path: str | Path, party: str | None = None) -> Run:
