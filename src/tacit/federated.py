@@ -46,7 +46,7 @@ from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note, positions
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, described, environment, note, positions
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -360,6 +360,9 @@ class FederatedRun:
         self._tables: Tables | None = None
         self._transcript: Transcript | None = None
         self._made: Setup | None = None
+
+    def __repr__(self) -> str:
+        return f"FederatedRun({self.recipe}, {len(self.parties)} parties, {described(self.settings, self.metrics)})"
 
     @property
     def transcript(self) -> Transcript:

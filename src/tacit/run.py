@@ -37,7 +37,7 @@ from tacit.models import Tables
 from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.negatives import PublicPairs
-from tacit.prediction import Format, Prediction, export, predict
+from tacit.prediction import Embeddings, Format, Prediction, export, predict
 from tacit.privacy.events import Gaussian, Segment, Spent, joined, less
 from tacit.privacy.marginals import Marginals
 from tacit.privacy.plan import Position, again, cap_of, releases, solved, statement
@@ -113,6 +113,9 @@ class Run:
     def _made(self, tables: Tables, prior: Prior | None) -> Model:
         return Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
 
+    def __repr__(self) -> str:
+        return f"Run({described(self.settings, self.metrics)}; {self.graph!r})"
+
     @property
     def finished(self) -> bool:
         on_disk = self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
@@ -153,6 +156,24 @@ class Run:
             raise TacitError("links leave out what the graph says already, which no epsilon covers: export the rows.")
         return export(self.model, self.graph, path, format=format, top=top, force=force,
                       fingerprint=not self.settings.privacy.sound)  # fmt: skip
+
+    def embeddings(self) -> Embeddings:
+        """The rows as NumPy arrays, with the names of entities and relations.
+
+        Trained without privacy they tell of the triples they were trained on, and are as confidential as those.
+        """
+        return Embeddings.of(self.model, self.graph)
+
+    def to_pykeen(self) -> Any:
+        """A model of PyKEEN with these rows, to be asked, evaluated or trained on there; see `tacit.pykeen`.
+
+        Its ids are those of `graph.entities` and `graph.relations`, and its scores the same as here but for the margin
+        gamma, which moves no rank. For TransE, TransH, RotatE, DistMult, ComplEx, RESCAL and NTN; others are refused,
+        with the reason. Rows that were trained without privacy are as confidential as the triples they were trained on.
+        """
+        from tacit.pykeen import to_pykeen
+
+        return to_pykeen(self.model)
 
     def events(self) -> Iterator[Event]:
         """What happened in training, epoch by epoch."""
@@ -350,6 +371,13 @@ class Run:
             save_tensors(private / "model.safetensors", tensors, self._origin("tacit.model/1"))
             self._settle()
         return self
+
+
+def described(settings: Settings, metrics: Mapping[str, Metrics]) -> str:
+    """A training in a few words; without what its guarantee is, which takes a while to compute."""
+    found = next((f"{split} MRR {metrics[split].mrr:.3f}" for split in ("test", "valid") if split in metrics), None)
+    private = "privacy " + str(settings.json()["privacy"]["name"]) if settings.privacy.sound else "not private"
+    return f"{type(settings.scorer).__name__}, dim {settings.dim}, {private}, {found or 'nothing measured'}"
 
 
 def note(path: Path, kind: Literal["start", "saved"], epochs: int) -> None:
