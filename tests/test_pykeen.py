@@ -82,7 +82,9 @@ def test_inverse_relations_and_priors_are_refused():
 
 def test_a_model_there_is_a_copy_that_can_be_kept_and_trained():
     run = trained("rotate")
+    draws = torch.random.get_rng_state()
     model, before = run.to_pykeen(), run.model.tables.entity.clone()
+    assert torch.equal(torch.random.get_rng_state(), draws)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)

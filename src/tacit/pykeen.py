@@ -29,6 +29,7 @@ try:
         TransHInteraction,
     )
     from pykeen.triples import KGInfo
+    from pykeen.utils import NoRandomSeedNecessary
 except ImportError:
     raise TacitError('PyKEEN is not installed: pip install "tacit-kg[pykeen]"') from None
 
@@ -67,12 +68,15 @@ def to_pykeen(model: Model) -> ERModel:
         raise TacitError("noisy counts are added to this model's scores, and PyKEEN's models have no place for them")
     entity, relation = (rows.detach().cpu() for rows in (model.tables.entity, model.tables.relation))
     interaction, entity, relation = _translated(model.scorer, entity, relation)
-    made = ERModel(
-        triples_factory=KGInfo(model.entities, model.relations, create_inverse_triples=False),
-        interaction=interaction,
-        entity_representations=[_table(entity)],
-        relation_representations=[_table(part) for part in relation],
-    )
+    with torch.random.fork_rng(devices=[]):  # what it draws here is not kept, and nobody else's draws shall move by it
+        made = ERModel(
+            triples_factory=KGInfo(model.entities, model.relations, create_inverse_triples=False),
+            interaction=interaction,
+            entity_representations=[_table(entity)],
+            relation_representations=[_table(part) for part in relation],
+            random_seed=NoRandomSeedNecessary,
+        )
+    made._random_seed = None  # it forgets to say so, and its training loops ask
     # It has begun with rows of its own, whatever its tables held.
     tables = (*made.entity_representations, *made.relation_representations)
     for table, rows in zip(tables, (entity, *relation), strict=True):
