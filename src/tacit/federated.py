@@ -633,6 +633,7 @@ class FederatedRun:
 
     @property
     def finished(self) -> bool:
+        """Whether a folder holds its model: otherwise `train` goes on there."""
         return self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
 
     def _origin(self, schema: str) -> dict[str, str]:
@@ -788,14 +789,21 @@ def federate(
 
     Parameters
     ----------
+    parties
+        Each with its own graph; they meet by messages alone.
     recipe
-        local, central, fede or fedr: see `tacit.recipes`.
+        local, central, fede, fedr, private_fede, private_fedr or dpkge: see `tacit.recipes`.
     out
         The folder to keep the run in; default: memory only.
     settings
         All settings, nested as in a TOML file, with a section "federation".
+    force
+        Replace an earlier run in that folder; anything else is never replaced.
+    on_event
+        Told of every round and validation.
     flags
-        The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction.
+        The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction, secure
+        and the others of `tacit.federated.Federation`.
 
     >>> from tacit.clinic import clinic
     >>> run = federate(clinic("small"), "fede", dim=8, negatives=4, rounds=2, every=1)

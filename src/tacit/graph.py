@@ -280,6 +280,7 @@ class Graph:
 
     @property
     def splits(self) -> dict[SplitName, Split]:
+        """train, valid and test, in this order."""
         return {"train": self.train, "valid": self.valid, "test": self.test}
 
     @cached_property

@@ -118,6 +118,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether there is a model: otherwise `train` goes on."""
         on_disk = self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
         return self._model is not None or on_disk
 
@@ -146,12 +147,31 @@ class Run:
     ) -> list[Prediction]:
         """The most plausible answers, by name, for the part of (head, relation, tail) that is left out.
 
-        What the graph says already is left out too, unless `known`.
+        Parameters
+        ----------
+        head, relation, tail
+            Two of them, by name: the third is predicted.
+        top
+            How many answers.
+        known
+            Also those that the graph has already.
         """
         return predict(self.model, self.graph, head=head, relation=relation, tail=tail, top=top, known=known)
 
     def export(self, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False) -> list[str]:
-        """Write the rows (npy, tsv, safetensors) or predicted links (nt) into a folder; the names of its files."""
+        """Write the rows or predicted links into a folder; the names of its files.
+
+        Parameters
+        ----------
+        path
+            The folder; it appears whole or not at all.
+        format
+            npy, tsv, safetensors: the rows with their names. nt: predicted links.
+        top
+            For nt: links per relation.
+        force
+            Replace an earlier export there; anything else is never replaced.
+        """
         if format == "nt" and self.settings.privacy.sound:
             raise TacitError("links leave out what the graph says already, which no epsilon covers: export the rows.")
         return export(self.model, self.graph, path, format=format, top=top, force=force,
@@ -546,12 +566,18 @@ def train(
 
     Parameters
     ----------
+    graph
+        What to learn; validation and test triples, if it has any, decide when to stop and what it is worth.
     out
         The folder to keep the run in; default: memory only.
     settings
         All settings, nested as in a TOML file: {"scorer": {"name": "rotate", "dim": 64}, "training": {"epochs": 50}}.
+    force
+        Replace an earlier run in that folder; anything else is never replaced.
     budget
         The holding that pays for private training (`tacit budget open`); it needs a folder to keep the run in.
+    on_event
+        Told of every epoch and validation.
     flags
         The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
         epochs, steps, device, every, patience, memory_mb, name, seed, privacy, epsilon, delta.

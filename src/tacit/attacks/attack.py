@@ -103,6 +103,7 @@ class Findings:
         return tuple(dict.fromkeys(silent))
 
     def json(self) -> dict[str, Any]:
+        """All of it, as `tacit attack --json` prints it."""
         attacks = [outcome.json() for outcome in self.outcomes]
         return {"epsilon": self.epsilon, "attacks": attacks, "reconstruction": list(self.reconstruction)} | dict(
             self.statements

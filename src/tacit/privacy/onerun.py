@@ -106,6 +106,7 @@ class OneRun:
         return "violated" if bound > self.claimed else "holds"
 
     def json(self) -> dict[str, Any]:
+        """All of it, as private/audit.json has it."""
         return asdict(self) | {"lower_bound": self.lower_bound, "status": self.status}
 
     @staticmethod
