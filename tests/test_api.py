@@ -182,6 +182,7 @@ def test_reconstruction_is_among_the_findings(plain):
     assert found.json()["reconstruction"] == list(found.reconstruction)
 
 
+@pytest.mark.slow
 def test_attacks_on_statements_are_of_one_graph():
     graph = tacit.mark(SMALL[0], tacit.select(SMALL[0], share=0.2, seed=1))
     private = {"privacy": {"name": "confidential", "epsilon": 8.0, "noise": "seeded"}}

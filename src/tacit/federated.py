@@ -499,7 +499,7 @@ class FederatedRun:
 
     @property
     def epsilons(self) -> dict[str, float | None]:
-        """Each party's own, of what it releases itself; None: there is no guarantee."""
+        """Each party's, with what others who hold the same triple may add to it; None: there is no guarantee."""
         found = self.claim.get("by_party") or [None] * len(self.parties)
         return dict(zip(self.parties.names, found, strict=True))
 
