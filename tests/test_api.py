@@ -150,6 +150,8 @@ def test_an_attack_is_the_same_on_a_run_and_on_its_folder(plain):
     assert (found.epsilon, found.nothing) == (None, ())
     kept = json.loads((plain.path / "private" / "attacks" / "cip-party-existing.json").read_text())
     assert found.json()["attacks"][0].items() <= kept.items()
+    with pytest.raises(TacitError, match="say which attack"):
+        tacit.attack(plain, [])
 
 
 def test_what_stands_for_an_attack_is_its_strongest_way_and_not_the_blind_one(plain):

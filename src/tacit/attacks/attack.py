@@ -183,6 +183,8 @@ def attack(
     """
     run = opened(run)
     names = _listed(attack if attack is not None else "cip" if isinstance(run, FederatedRun) else "critical")
+    if not names:
+        raise TacitError("say which attack: the list of them is empty.")
     if isinstance(run, Run):
         if victim is not None or adversary is not None:
             raise TacitError("this is a training of one graph: there are no parties to be victim or adversary.")

@@ -59,7 +59,7 @@ def attack(
     if isinstance(run, FederatedRun):
         progress = bar(f"attacks on {run.recipe}", run.federation.rounds, as_json)
     with progress as on_event:
-        found = run_attacks(run, None if attacks is None else _list(attacks), targets=cast(Any, _list(kinds)),
+        found = run_attacks(run, _list(attacks) if attacks else None, targets=cast(Any, _list(kinds)),
                             count=count, victim=victim, adversary=adversary, every=every, shadows=shadows, seed=seed,
                             on_event=on_event or (lambda event: None))  # fmt: skip
     seconds = round(time.perf_counter() - began, 2)
