@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from strategies import graphs, plain_triples
 from tacit.attacks import seen, shadows
-from tacit.attacks.attack import attack, curves, from_transcript
+from tacit.attacks.attack import attack_federation, curves, from_transcript
 from tacit.attacks.measures import Interval, auc, best_f1, measure, roc, verdict
 from tacit.attacks.membership import CIA, CIP, FEW, REST, SI, Concentrations, Counts, ratio, relation_vectors
 from tacit.attacks.seen import Nothing
@@ -1147,7 +1147,9 @@ def test_a_transcript_says_what_a_trial_of_the_same_settings_does(tmp_path):
     assert own > 0
     assert run.transcript.kept == own + sum(run.transcript.records[i].size for i in run.transcript.payloads)
     plot = Plot(targets=60, keep_scores=True)
-    found = attack(run, ["cip", "si"], ["existing", "held"], plot=plot, on_event=lambda event: pytest.fail("trained"))
+    found = attack_federation(
+        run, ["cip", "si"], ["existing", "held"], plot=plot, on_event=lambda event: pytest.fail("trained")
+    )
     assert [(each.attack, each.role, each.reading) for each in found] == [
         (name, role, reading)
         for name, roles in (("cip", ("party", "server+party")), ("si", ("server",)), ("blind", ("party",)))
@@ -1274,7 +1276,7 @@ def test_the_command_shows_what_was_found(kept_run):
     ways = found["attacks"][0]["ways"]
     assert list(ways) == ["ratio", "difference", "score"]
     assert set(ways["score"]["by_round"]) == {"2", "4"}
-    one = attack(FederatedRun.open(kept_run), ["cip"], plot=Plot(2, 0, 60, 3))[0].last("score")[1]
+    one = attack_federation(FederatedRun.open(kept_run), ["cip"], plot=Plot(2, 0, 60, 3))[0].last("score")[1]
     assert ways["score"]["last"] == {"round": 4} | one.json()
 
 

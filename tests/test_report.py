@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tacit
 from strategies import names
 from tacit import datasets
-from tacit.attacks.attack import attack, write_found
+from tacit.attacks.attack import attack_federation, write_found
 from tacit.attacks.reconstruction import attack_reconstruction
 from tacit.attacks.trial import Plot
 from tacit.errors import BadInput, TacitError
@@ -49,7 +49,7 @@ def runs(tmp_path_factory):
     tacit.train(hospitals[0], epsilon=4, privacy="dpsgd", epochs=2, out=home / "rows", **SMALL)
     seeded = {"privacy": {"noise": "seeded"}}
     tacit.train(hospitals[0], epsilon=4, epochs=2, out=home / "seeded", settings=seeded, **SMALL)
-    attack(fede, ["cip", "si"], ["existing", "held"], plot=Plot(targets=60))
+    attack_federation(fede, ["cip", "si"], ["existing", "held"], plot=Plot(targets=60))
     write_found(fede, "reconstruction", {"found": attack_reconstruction(fede, leaks=[0.5, 1.0])})
     return {path.name: path for path in sorted(home.iterdir())}
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit.attacks.attack import Findings, attack
     from tacit.errors import BadInput, TacitError
     from tacit.federated import FederatedRun, federate
     from tacit.files import read_graph, read_parties, write_graph, write_parties
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from tacit.inspection import inspect
     from tacit.marking import group, mark, select
     from tacit.parties import Parties, partition, pool
+    from tacit.privacy.onerun import OneRun, audit
     from tacit.reporting import report
     from tacit.run import Run, train
     from tacit.settings import Settings
@@ -22,11 +24,15 @@ __version__ = "0.1.0"
 __all__ = [
     "BadInput",
     "FederatedRun",
+    "Findings",
     "Graph",
+    "OneRun",
     "Parties",
     "Run",
     "Settings",
     "TacitError",
+    "attack",
+    "audit",
     "federate",
     "group",
     "import_graph",
@@ -55,11 +61,15 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _HOME = {
     "BadInput": "errors",
     "FederatedRun": "federated",
+    "Findings": "attacks.attack",
     "Graph": "graph",
+    "OneRun": "privacy.onerun",
     "Parties": "parties",
     "Run": "run",
     "Settings": "settings",
     "TacitError": "errors",
+    "attack": "attacks.attack",
+    "audit": "privacy.onerun",
     "federate": "federated",
     "group": "marking",
     "import_graph": "sources",

@@ -42,10 +42,11 @@ from tacit.models import Layout, Tables
 from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.parties import Parties
+from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, environment, note, positions
+from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, described, environment, note, positions
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -360,6 +361,9 @@ class FederatedRun:
         self._transcript: Transcript | None = None
         self._made: Setup | None = None
 
+    def __repr__(self) -> str:
+        return f"FederatedRun({self.recipe}, {len(self.parties)} parties, {described(self.settings, self.metrics)})"
+
     @property
     def transcript(self) -> Transcript:
         """Every message; of a finished run in a folder, read when it is asked for."""
@@ -489,9 +493,15 @@ class FederatedRun:
 
     @property
     def epsilon(self) -> float | None:
-        """Of the guarantee; None: there is none."""
+        """Of the guarantee, the largest of all parties', which holds for everyone; None: there is none."""
         found = self.claim["epsilon"]
         return None if found is None else float(found)
+
+    @property
+    def epsilons(self) -> dict[str, float | None]:
+        """Each party's, with what others who hold the same triple may add to it; None: there is no guarantee."""
+        found = self.claim.get("by_party") or [None] * len(self.parties)
+        return dict(zip(self.parties.names, found, strict=True))
 
     def results(self) -> dict[str, Any]:
         """What was measured, as JSON has it."""
@@ -533,13 +543,46 @@ class FederatedRun:
         model = Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
         return model.seen_by(graphs[0], self.parties[party]) if whole else model
 
+    def place(self, name: str, why: str = "here") -> int:
+        """The number of a party, by its name; `why` it is asked for, for the message if there is none."""
+        if name not in self.parties.names:
+            raise TacitError(f"there is no party {name!r} {why}. There are: {', '.join(self.parties.names)}.")
+        return self.parties.names.index(name)
+
     def of_party(self, name: str) -> Run:
         """One party's model with its graph, to be asked and exported like a training of its own."""
-        if name not in self.parties.names:
-            raise TacitError(f"there is no party {name!r} here. There are: {', '.join(self.parties.names)}.")
-        party = self.parties.names.index(name)
+        party = self.place(name)
         found = {split: metrics[party] for split, metrics in self.by_party.items()}
         return Run.of_model(self.settings, self.parties[party], self.model(party), found, self.claim)
+
+    def predict(
+        self,
+        party: str | None = None,
+        *,
+        head: str | None = None,
+        relation: str | None = None,
+        tail: str | None = None,
+        top: int = 10,
+        known: bool = False,
+    ) -> list[Prediction]:
+        """The most plausible answers by one party's model, among its own names.
+
+        Parameters
+        ----------
+        party
+            Whose: rows that are not shared are each party's own, and so are its names and what it knows already.
+        head, relation, tail
+            Two of them, by name: the third is predicted.
+        top
+            How many answers.
+        known
+            Also those that the party's graph has already.
+        """
+        if party is None:
+            raise TacitError(
+                f"every party has a model of its own: say whose, by `party` ({', '.join(self.parties.names)})"
+            )
+        return self.of_party(party).predict(head=head, relation=relation, tail=tail, top=top, known=known)
 
     def _setup(self) -> Setup:
         from tacit.recipes import Setup
@@ -590,6 +633,7 @@ class FederatedRun:
 
     @property
     def finished(self) -> bool:
+        """Whether a folder holds its model: otherwise `train` goes on there."""
         return self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
 
     def _origin(self, schema: str) -> dict[str, str]:
@@ -705,6 +749,13 @@ def is_federation(path: Path) -> bool:
         return False
 
 
+def opened(run: Run | FederatedRun | str | Path) -> Run | FederatedRun:
+    """A run as it is, or the one in a folder: of one graph, or of a federation."""
+    if isinstance(run, Run | FederatedRun):
+        return run
+    return FederatedRun.open(run) if is_federation(Path(run)) else Run.open(run)
+
+
 def open_run(path: str | Path, party: str | None = None) -> Run:
     """The run in a folder; of a federation's, one party's."""
     path = Path(path)
@@ -738,14 +789,21 @@ def federate(
 
     Parameters
     ----------
+    parties
+        Each with its own graph; they meet by messages alone.
     recipe
-        local, central, fede or fedr: see `tacit.recipes`.
+        local, central, fede, fedr, private_fede, private_fedr or dpkge: see `tacit.recipes`.
     out
         The folder to keep the run in; default: memory only.
     settings
         All settings, nested as in a TOML file, with a section "federation".
+    force
+        Replace an earlier run in that folder; anything else is never replaced.
+    on_event
+        Told of every round and validation.
     flags
-        The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction.
+        The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction, secure
+        and the others of `tacit.federated.Federation`.
 
     >>> from tacit.clinic import clinic
     >>> run = federate(clinic("small"), "fede", dim=8, negatives=4, rounds=2, every=1)

@@ -17,12 +17,15 @@ from difflib import get_close_matches
 from functools import cached_property
 from operator import lt
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tacit.errors import BadInput, TacitError, excerpt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -228,8 +231,56 @@ class Graph:
         }
         return assemble(list(seen), {name: Split(ids) for name, ids in rows.items()})[0]
 
+    @staticmethod
+    def from_pandas(
+        frame: pd.DataFrame,
+        *,
+        head: str = "head",
+        relation: str = "relation",
+        tail: str = "tail",
+        confidential: str | None = None,
+        group: str | None = None,
+        split: str | None = None,
+    ) -> Graph:
+        """A graph from a frame of pandas, a row for a statement; repeats within a split are kept once.
+
+        Parameters
+        ----------
+        frame
+            With names as text. Anything else (NaN, None, numbers) is refused, with its row: `frame.astype(str)` makes
+            names of numbers, where that is meant.
+        head, relation, tail
+            The columns that have them.
+        confidential
+            The column that says what is confidential, by True and False; default: nothing is.
+        group
+            The column that names the group a statement belongs to, NaN or None for no group; default: there are none.
+        split
+            The column that says train, valid or test; default: all is train.
+
+        >>> import pandas
+        >>> Graph.from_pandas(pandas.DataFrame({"head": ["a", "b"], "relation": ["r", "r"], "tail": ["b", "c"]}))
+        Graph(3 entities, 1 relations; train 2, valid 0, test 0)
+        """
+        from tacit.frames import read_frame
+
+        return read_frame(
+            frame, head=head, relation=relation, tail=tail, confidential=confidential, group=group, split=split
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of pandas with a row for every statement: head, relation, tail, split.
+
+        Where there are marks or groups also confidential and group. `from_pandas` makes the same graph of it again, but
+        for names that no statement has, and RDF prefixes.
+        """
+        from tacit.frames import make_frame
+
+        return make_frame(self)
+
     @property
     def splits(self) -> dict[SplitName, Split]:
+        """train, valid and test, in this order."""
         return {"train": self.train, "valid": self.valid, "test": self.test}
 
     @cached_property

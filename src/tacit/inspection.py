@@ -75,7 +75,13 @@ class Inspection:
 
 
 def inspect(graph: Graph) -> Inspection:
-    """Look a graph over."""
+    """Look a graph over: counts, and what would spoil an experiment on it.
+
+    Parameters
+    ----------
+    graph
+        What to look at; nothing of it is changed.
+    """
     sizes = {name: len(split) for name, split in graph.splits.items()}
     pool = graph.statements
     degrees = np.bincount(pool.triples[:, [0, 2]].reshape(-1), minlength=len(graph.entities))

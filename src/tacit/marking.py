@@ -30,6 +30,8 @@ def select(
 
     Parameters
     ----------
+    graph
+        What to choose from.
     relations
         All statements of these relations.
     match
@@ -38,7 +40,9 @@ def select(
     triples
         These very statements; one that the graph does not have is an error.
     share
-        A random share of all statements, drawn with `seed`. A statement that stands in two splits is drawn once.
+        A random share of all statements. A statement that stands in two splits is drawn once.
+    seed
+        Of that share.
     """
     pool = graph.statements.triples
     chosen = np.zeros(len(pool), bool)
@@ -72,9 +76,16 @@ def select(
 
 
 def mark(graph: Graph, chosen: Mask, *, fresh: bool = False) -> Graph:
-    """The graph with these rows of `statements` confidential, beside what was (unless `fresh`).
+    """The graph with some of its statements confidential. What is confidential no longer is in no group any more.
 
-    What is confidential no longer is in no group any more.
+    Parameters
+    ----------
+    graph
+        What to mark in.
+    chosen
+        One truth value for each row of `graph.statements`, as `select` gives them.
+    fresh
+        Forget what was marked before; default: it stays marked.
     """
     if chosen.dtype != bool or len(chosen) != len(graph.statements):
         raise TacitError(f"A choice is one truth value for each of the {len(graph.statements):,} statements.")
@@ -89,8 +100,15 @@ def mark(graph: Graph, chosen: Mask, *, fresh: bool = False) -> Graph:
 def group(graph: Graph, part: Part, pattern: str | None = None) -> Graph:
     """The graph with its confidential statements grouped by their head, relation or tail.
 
-    With a pattern, by what its first bracket (or all of it) finds there; a statement in which it finds nothing, or that
-    is not confidential, is in no group.
+    Parameters
+    ----------
+    graph
+        With something marked.
+    part
+        head, relation or tail: what statements of one group have in common.
+    pattern
+        A regular expression: groups are by what its first bracket (or all of it) finds in that name. A statement in
+        which it finds nothing, or that is not confidential, is in no group. Default: by the whole name.
     """
     pool = graph.statements
     if pool.confidential is None:

@@ -163,6 +163,8 @@ def partition(
 
     Parameters
     ----------
+    graph
+        What is divided; no triple of it goes to two parties.
     by
         "triples", "entities" or "relations": what is dealt out.
     parts
@@ -292,7 +294,13 @@ def given(graphs: Mapping[str, Graph], links: Sequence[Link] | None = None) -> P
 
 
 def pool(parties: Parties) -> Graph:
-    """All triples of all parties in one graph, equal names being the same thing: what `Central` trains on."""
+    """All triples of all parties in one graph, equal names being the same thing: what the recipe central trains on.
+
+    Parameters
+    ----------
+    parties
+        Without an alignment between different names.
+    """
     if parties.links is not None:
         raise TacitError("Parties whose names are linked by an alignment cannot be pooled by name.")
     names, renamed = _renamed(parties.graphs)

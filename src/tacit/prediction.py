@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tacit.errors import BadValue
 from tacit.folders import new_folder, seal
-from tacit.graph import Graph
+from tacit.graph import Graph, UnknownName, Vocab
 from tacit.models.model import Model, Queries
 from tacit.tensors import save_tensors
 
@@ -36,6 +38,63 @@ class Prediction:
     tail: str
     score: float
     known: bool
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Embeddings:
+    """A model's rows as plain arrays, with their names.
+
+    Rows that were trained without privacy tell of the triples they were trained on: keep them as you keep those. What a
+    row's numbers mean is the scorer's affair (`tacit.models`).
+
+    Attributes
+    ----------
+    entities, relations
+        (n, width) float32: a row for each name. Where training was reciprocal, inverses follow the relations.
+    entity_names, relation_names
+        The names of the rows, in their order.
+    more
+        What a score needs beside rows, by name: weights that all triples share (TuckER), noisy counts (a prior).
+    """
+
+    entities: npt.NDArray[Any]
+    relations: npt.NDArray[Any]
+    entity_names: Vocab
+    relation_names: tuple[str, ...]
+    more: Mapping[str, npt.NDArray[Any]]
+
+    @staticmethod
+    def of(model: Model, graph: Graph) -> Embeddings:
+        """A copy of a model's rows, under the names of its graph."""
+        tables, inverse = model.tables, (f"inverse of {name}" for name in graph.relations if model.reciprocal)
+        more = {f"shared-{i}": tensor[0] for i, tensor in enumerate(tables.shared)}
+        if model.prior is not None:
+            more |= {"prior-tails": model.prior.tails, "prior-heads": model.prior.heads}
+        arrays = {name: _array(tensor) for name, tensor in more.items()}
+        names = (*graph.relations, *inverse)
+        return Embeddings(_array(tables.entity), _array(tables.relation), graph.entities, names, arrays)
+
+    def entity(self, name: str) -> npt.NDArray[Any]:
+        """The row of an entity."""
+        row: npt.NDArray[Any] = self.entities[self.entity_names.id(name)]
+        return row
+
+    def relation(self, name: str) -> npt.NDArray[Any]:
+        """The row of a relation."""
+        if name not in self.relation_names:
+            raise UnknownName(name, self.relation_names)
+        row: npt.NDArray[Any] = self.relations[self.relation_names.index(name)]
+        return row
+
+    def __repr__(self) -> str:
+        (many, wide), (few, broad) = self.entities.shape, self.relations.shape
+        more = "".join(f", {name} {array.shape}" for name, array in self.more.items())
+        return f"Embeddings({many:,} entities of {wide} numbers, {few:,} relations of {broad}{more})"
+
+
+def _array(tensor: Any) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = tensor.detach().cpu().numpy().copy()
+    return found
 
 
 def predict(
@@ -164,15 +223,11 @@ def export(
 
 
 def _write_rows(model: Model, graph: Graph, folder: Path, format: Format) -> None:
-    inverse = [f"inverse of {name}" for name in graph.relations] if model.reciprocal else []
-    names = {"entities": list(graph.entities), "relations": [*graph.relations, *inverse]}
-    arrays = {"entities": model.tables.entity, "relations": model.tables.relation}
-    arrays |= {f"shared-{i}": tensor[0] for i, tensor in enumerate(model.tables.shared)}
-    if model.prior is not None:
-        arrays |= {"prior-tails": model.prior.tails, "prior-heads": model.prior.heads}
-    values = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
+    rows = Embeddings.of(model, graph)
+    names = {"entities": list(rows.entity_names), "relations": list(rows.relation_names)}
+    values = {"entities": rows.entities, "relations": rows.relations} | dict(rows.more)
     if format == "safetensors":
-        texts = {name: json.dumps(rows, ensure_ascii=False) for name, rows in names.items()}
+        texts = {name: json.dumps(labels, ensure_ascii=False) for name, labels in names.items()}
         save_tensors(folder / "model.safetensors", values, {"schema": "tacit.model/1"} | texts)
         return
     for name, array in values.items():
@@ -188,8 +243,8 @@ def _write_rows(model: Model, graph: Graph, folder: Path, format: Format) -> Non
         else:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
     if format == "npy":
-        for name, rows in names.items():
-            text = "".join(f"{row}\t{label}\n" for row, label in enumerate(rows))
+        for name, labels in names.items():
+            text = "".join(f"{row}\t{label}\n" for row, label in enumerate(labels))
             (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ from tacit.models import Tables
 from tacit.models.model import Model
 from tacit.models.tables import Prior
 from tacit.negatives import PublicPairs
-from tacit.prediction import Format, Prediction, export, predict
+from tacit.prediction import Embeddings, Format, Prediction, export, predict
 from tacit.privacy.events import Gaussian, Segment, Spent, joined, less
 from tacit.privacy.marginals import Marginals
 from tacit.privacy.plan import Position, again, cap_of, releases, solved, statement
@@ -113,8 +113,12 @@ class Run:
     def _made(self, tables: Tables, prior: Prior | None) -> Model:
         return Model(self.settings.scorer, tables, prior, self.settings.training.reciprocal)
 
+    def __repr__(self) -> str:
+        return f"Run({described(self.settings, self.metrics)}; {self.graph!r})"
+
     @property
     def finished(self) -> bool:
+        """Whether there is a model: otherwise `train` goes on."""
         on_disk = self.path is not None and (self.path / PRIVATE / "model.safetensors").is_file()
         return self._model is not None or on_disk
 
@@ -143,16 +147,53 @@ class Run:
     ) -> list[Prediction]:
         """The most plausible answers, by name, for the part of (head, relation, tail) that is left out.
 
-        What the graph says already is left out too, unless `known`.
+        Parameters
+        ----------
+        head, relation, tail
+            Two of them, by name: the third is predicted.
+        top
+            How many answers.
+        known
+            Also those that the graph has already.
         """
         return predict(self.model, self.graph, head=head, relation=relation, tail=tail, top=top, known=known)
 
     def export(self, path: str | Path, *, format: Format = "npy", top: int = 100, force: bool = False) -> list[str]:
-        """Write the rows (npy, tsv, safetensors) or predicted links (nt) into a folder; the names of its files."""
+        """Write the rows or predicted links into a folder; the names of its files.
+
+        Parameters
+        ----------
+        path
+            The folder; it appears whole or not at all.
+        format
+            npy, tsv, safetensors: the rows with their names. nt: predicted links.
+        top
+            For nt: links per relation.
+        force
+            Replace an earlier export there; anything else is never replaced.
+        """
         if format == "nt" and self.settings.privacy.sound:
             raise TacitError("links leave out what the graph says already, which no epsilon covers: export the rows.")
         return export(self.model, self.graph, path, format=format, top=top, force=force,
                       fingerprint=not self.settings.privacy.sound)  # fmt: skip
+
+    def embeddings(self) -> Embeddings:
+        """The rows as NumPy arrays, with the names of entities and relations.
+
+        Trained without privacy they tell of the triples they were trained on, and are as confidential as those.
+        """
+        return Embeddings.of(self.model, self.graph)
+
+    def to_pykeen(self) -> Any:
+        """A model of PyKEEN with these rows, to be asked, evaluated or trained on there; see `tacit.pykeen`.
+
+        Its ids are those of `graph.entities` and `graph.relations`, and its scores the same as here but for the margin
+        gamma, which moves no rank. For TransE, TransH, RotatE, DistMult, ComplEx, RESCAL and NTN; others are refused,
+        with the reason. Rows that were trained without privacy are as confidential as the triples they were trained on.
+        """
+        from tacit.pykeen import to_pykeen
+
+        return to_pykeen(self.model)
 
     def events(self) -> Iterator[Event]:
         """What happened in training, epoch by epoch."""
@@ -352,6 +393,13 @@ class Run:
         return self
 
 
+def described(settings: Settings, metrics: Mapping[str, Metrics]) -> str:
+    """A training in a few words; without what its guarantee is, which takes a while to compute."""
+    found = next((f"{split} MRR {metrics[split].mrr:.3f}" for split in ("test", "valid") if split in metrics), None)
+    private = "privacy " + str(settings.json()["privacy"]["name"]) if settings.privacy.sound else "not private"
+    return f"{type(settings.scorer).__name__}, dim {settings.dim}, {private}, {found or 'nothing measured'}"
+
+
 def note(path: Path, kind: Literal["start", "saved"], epochs: int) -> None:
     """Write down where a private training begins or goes on, before it takes a step, and where it was saved."""
     append_line(path / PRIVATE / "positions", f"{kind} {epochs}".encode())
@@ -518,12 +566,18 @@ def train(
 
     Parameters
     ----------
+    graph
+        What to learn; validation and test triples, if it has any, decide when to stop and what it is worth.
     out
         The folder to keep the run in; default: memory only.
     settings
         All settings, nested as in a TOML file: {"scorer": {"name": "rotate", "dim": 64}, "training": {"epochs": 50}}.
+    force
+        Replace an earlier run in that folder; anything else is never replaced.
     budget
         The holding that pays for private training (`tacit budget open`); it needs a folder to keep the run in.
+    on_event
+        Told of every epoch and validation.
     flags
         The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
         epochs, steps, device, every, patience, memory_mb, name, seed, privacy, epsilon, delta.

@@ -41,6 +41,9 @@ class Interval:
         mean, reach = float(values.mean()), NORMAL * float(values.std(ddof=1)) / math.sqrt(len(values))
         return Interval(mean, mean - reach, mean + reach)
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
     def json(self) -> dict[str, float]:
         return {name: round(value, 6) for name, value in self.__dict__.items()}
 

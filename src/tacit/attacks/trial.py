@@ -90,9 +90,10 @@ class Outcome:
         ways = {}
         for way in self.ways:
             (best, at_best), (last, at_last) = self.best(way), self.last(way)
+            there = {str(number): found[way] for number, found in sorted(self.by_round.items()) if way in found}
             ways[way] = {"best": {"round": best} | at_best.json(), "last": {"round": last} | at_last.json(),
-                         "by_round": {number: {"f1": round(found[way].f1, 6), "auc": round(found[way].auc.value, 6)}
-                                      for number, found in sorted(self.by_round.items()) if way in found}}  # fmt: skip
+                         "by_round": {number: {"f1": round(each.f1, 6), "auc": round(each.auc.value, 6)}
+                                      for number, each in there.items()}}  # fmt: skip
         return about | {"ways": ways}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,12 +13,11 @@ import typer
 from tacit.cli import show
 from tacit.cli.federate import bar
 from tacit.cli.options import AsJson
-from tacit.errors import TacitError
+from tacit.folders import PRIVATE
 
 if TYPE_CHECKING:
     from tacit.attacks.trial import Outcome
     from tacit.federated import FederatedRun
-    from tacit.run import Run
 
 ALWAYS = 2 / 3
 
@@ -51,51 +51,30 @@ def attack(
     (federation.keep_every); everything else trains federations of the same settings for it, in memory. What is found
     is kept in private/attacks/ of the run.
     """
-    from tacit.federated import FederatedRun, is_federation
-    from tacit.run import Run
-
-    began = time.perf_counter()
-    if (path / "config.json").is_file() and not is_federation(path):
-        _of_training(Run.open(path), _list(attacks or "critical"), count, seed, as_json)
-        return
     from tacit.attacks.attack import attack as run_attacks
-    from tacit.attacks.attack import write_found
-    from tacit.attacks.reconstruction import attack_reconstruction
-    from tacit.attacks.trial import Plot
+    from tacit.federated import FederatedRun, opened
 
-    run = FederatedRun.open(path)
-    first = _place(run, victim, "victim") if victim is not None else 0
-    second = _place(run, adversary, "adversary") if adversary is not None else int(first == 0)
-    wanted = _list(attacks or "cip")
-    others = [name for name in wanted if name != "reconstruction"]
-    rates: list[dict[str, Any]] = []
-    found: list[Outcome] = []
-    with bar(f"attacks on {run.recipe}", run.federation.rounds, as_json) as on_event:
-        if others:
-            plot = Plot(victim=first, adversary=second, targets=count, seed=seed)
-            found = run_attacks(run, others, cast(Any, _list(kinds)), plot=plot, every=every, shadows=shadows,
-                                on_event=on_event)  # fmt: skip
-        if len(others) < len(wanted):
-            rates = attack_reconstruction(run, traitor=second, victims=[first], seed=seed)
-            write_found(run, "reconstruction", {"found": rates})
+    began, run = time.perf_counter(), opened(path)
+    progress: Any = show.busy("training models to compare with", as_json)
+    if isinstance(run, FederatedRun):
+        progress = bar(f"attacks on {run.recipe}", run.federation.rounds, as_json)
+    with progress as on_event:
+        found = run_attacks(run, _list(attacks) if attacks else None, targets=cast(Any, _list(kinds)),
+                            count=count, victim=victim, adversary=adversary, every=every, shadows=shadows, seed=seed,
+                            on_event=on_event or (lambda event: None))  # fmt: skip
     seconds = round(time.perf_counter() - began, 2)
     if as_json:
-        about = {"out": str(path / "private" / "attacks"), "seconds": seconds, "epsilon": run.epsilon}
-        print(json.dumps(about | {"attacks": [outcome.json() for outcome in found], "reconstruction": rates}))
+        print(json.dumps({"out": str(path / PRIVATE / "attacks"), "seconds": seconds} | found.json()))
         return
-    _show(run, found)
-    _show_rates(rates)
-    show.say(f"{seconds:.1f} s. Kept in {run.path}/private/attacks.")
+    if isinstance(run, FederatedRun):
+        _show(run, list(found.outcomes))
+    _show_rates(list(found.reconstruction))
+    _show_statements(found.statements)
+    show.say(f"{seconds:.1f} s. Kept in {path / PRIVATE / 'attacks'}.")
 
 
-def _of_training(run: Run, names: list[str], count: int, seed: int, as_json: bool) -> None:
-    from tacit.attacks.attack import attack_training
-
-    with show.busy("training models to compare with", as_json):
-        found = attack_training(run, names, statements=count, seed=seed)
-    if as_json:
-        print(json.dumps(found))
-        return
+def _show_statements(found: Mapping[str, dict[str, Any]]) -> None:
+    """Of one model with confidential statements."""
     if "critical" in found:
         about = found["critical"]
         rows = []
@@ -116,7 +95,6 @@ def _of_training(run: Run, names: list[str], count: int, seed: int, as_json: boo
         ]
         show.table("training", "falls without it", "beside another removed", "of that other alone", rows=falls,
                    title="How often a confidential statement's score falls when it is left out")  # fmt: skip
-    show.say(f"Kept in {run.path}/private/attacks.")
 
 
 def _show_rates(rates: list[dict[str, Any]]) -> None:
@@ -133,12 +111,6 @@ def _show_rates(rates: list[dict[str, Any]]) -> None:
 
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _place(run: FederatedRun, name: str, what: str) -> int:
-    if name not in run.parties.names:
-        raise TacitError(f"there is no party {name!r} to be the {what}. There are: {', '.join(run.parties.names)}.")
-    return run.parties.names.index(name)
 
 
 def _show(run: FederatedRun, found: list[Outcome]) -> None:

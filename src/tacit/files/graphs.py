@@ -186,7 +186,17 @@ def write_graph(
 ) -> None:
     """Write a graph to a folder: one file per split, and graph.json with its schema, counts and fingerprint.
 
-    N-Triples has no place for marks and groups; a graph that has any is refused rather than stripped.
+    Parameters
+    ----------
+    graph
+        What to write.
+    path
+        The folder; it appears whole or not at all.
+    format
+        tsv; or nt, N-Triples, which has no place for marks and groups: a graph that has any is refused rather than
+        stripped.
+    force
+        Replace what an earlier call wrote there; anything else is never replaced.
     """
     if format not in ("tsv", "nt"):
         raise ValueError(f"format is 'tsv' or 'nt', not {format!r}")

@@ -21,7 +21,17 @@ ALIGNMENT = "alignment.tsv"
 
 
 def write_parties(parties: Parties, path: str | PathLike[str], *, force: bool = False) -> None:
-    """Write one folder per party, and parties.json."""
+    """Write one folder per party, and parties.json.
+
+    Parameters
+    ----------
+    parties
+        What to write.
+    path
+        The folder; it appears whole or not at all.
+    force
+        Replace what an earlier call wrote there; anything else is never replaced.
+    """
     with new_folder(Path(path), PARTIES, force=force) as folder:
         fill_parties(parties, folder)
 
@@ -52,6 +62,13 @@ def read_parties(path: str | PathLike[str], *, bad_rows: BadRows = "refuse") -> 
 
     The folder was written by `write_parties`; or holds files named NAME-train, NAME-valid, NAME-test in any format; or
     one folder per party, with pairs of aligned names in files named alignment/A_B.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    bad_rows
+        "refuse": one bad row and nothing is read. "skip": bad rows are left out, and counted in each `graph.reading`.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -21,8 +21,9 @@ of the triples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -32,8 +33,9 @@ from tacit.cohort import Cohort, SecretNoise
 from tacit.draws import Purpose, Secret
 from tacit.errors import BadValue, TacitError
 from tacit.examples import Examples
-from tacit.federated import Federation, with_noise
+from tacit.federated import FederatedRun, Federation, opened, with_noise
 from tacit.federation.transcript import Transcript
+from tacit.folders import PRIVATE, write_json
 from tacit.graph import Graph, Ids, Mask, Split, Vocab
 from tacit.kernels.contract import Chunk, Clipped, Gradients, Kernel, Rule
 from tacit.models import Layout, Tables
@@ -59,7 +61,7 @@ DELTA = 1e-5
 """Of a training that claims nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OneRun:
     """What was claimed for the audited training, and what each way of looking proves at least.
 
@@ -72,6 +74,8 @@ class OneRun:
         The noise followed a seed, and protects nothing: `claimed` is what secret noise would have guaranteed.
     measured, correct
         By way of scoring: the lower bound of epsilon, and how many guesses were right. All bounds hold at once.
+    party
+        Of a federation: whose triples the canaries were among.
     """
 
     claimed: float | None
@@ -82,23 +86,113 @@ class OneRun:
     guesses: int
     delta: float
     confidence: float
+    party: str | None = None
 
     @property
     def lower_bound(self) -> float:
+        """What epsilon is at least, by the best way of scoring."""
         return max(self.measured.values())
 
     @property
     def status(self) -> Status:
+        """holds: nothing speaks against the claim, which is no proof of it. violated: more was learned than it allows.
+        no claim: there is no privacy mechanism."""
         return self.judge(self.lower_bound)
 
     def judge(self, bound: float) -> Status:
-        """What a measured bound says of the claim. holds: it does not speak against it, which is no proof of it."""
+        """What a measured bound says of the claim."""
         if self.claimed is None:
             return "no claim"
         return "violated" if bound > self.claimed else "holds"
 
     def json(self) -> dict[str, Any]:
+        """All of it, as private/audit.json has it."""
         return asdict(self) | {"lower_bound": self.lower_bound, "status": self.status}
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> OneRun:
+        """What `json` gave, or private/audit.json of a run."""
+        return OneRun(**{each.name: values[each.name] for each in fields(OneRun) if each.name in values})
+
+    def __repr__(self) -> str:
+        claimed = "none" if self.claimed is None else f"{self.claimed:.3g}{' (simulation)' if self.simulation else ''}"
+        ways = ", ".join(f"{way} {bound:.3g}" for way, bound in self.measured.items())
+        whose = "" if self.party is None else f" of {self.party}"
+        return (
+            f"OneRun({self.status}: epsilon claimed {claimed}, measured at least {self.lower_bound:.3g} ({ways}) at "
+            f"delta {self.delta:g}; {self.canaries:,} canaries{whose}, confidence {self.confidence:g})"
+        )
+
+
+def audit(
+    run: Run | FederatedRun | str | Path,
+    *,
+    canaries: int = 1000,
+    guesses: int = 200,
+    confidence: float = 0.95,
+    party: str | None = None,
+    canary: Literal["triple", "dirac"] = "triple",
+    device: str | None = None,
+    seed: int | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> OneRun:
+    """Train once more as a run does, with canaries, and measure what that gives away, beside what is claimed.
+
+    The run may be finished or not, and is left as it is. What is found is kept in private/audit.json of its folder, if
+    it has one, for the owner of the triples: to publish it costs the epsilon of a training once more. A pass is no
+    proof: this adversary is one of many, its bound loose.
+
+    Parameters
+    ----------
+    run
+        A run, or its folder.
+    canaries
+        Triples on names of their own that are in or out by a coin.
+    guesses
+        Of how many canaries it is said whether they were in; even.
+    confidence
+        With which the measured epsilon is exceeded.
+    party
+        Of a federation: whose triples canaries are among; default: the first.
+    canary
+        dirac: canaries that weigh as much as the mechanism allows; no black box.
+    device
+        Where to train; default: as the run says.
+    seed
+        Of the coins, for experiments that others shall repeat; default: a secret of the operating system.
+    on_event
+        Told of every epoch or round.
+
+    >>> from tacit.run import train
+    >>> graph = Graph.from_triples([(f"a{i}", "knows", f"b{i}") for i in range(50)])
+    >>> run = train(graph, epsilon=1.0, settings={"privacy": {"noise": "seeded"}})
+    >>> found = audit(run, canaries=100, guesses=20, seed=0)
+    >>> found.status, found.simulation
+    ('holds', True)
+    """
+    run = opened(run)
+    if run.path is not None and (run.path / PRIVATE / "federation.json").is_file():
+        raise TacitError(
+            f"{run.path} is one party's folder of a federation over a network, which trains only with the others: "
+            "audit a tacit federate of the same settings, which has all parties in one process."
+        )
+    settings = run.settings
+    if device is not None:
+        settings = replace(settings, training=replace(settings.training, device=device))
+    options: dict[str, Any] = {"canaries": canaries, "guesses": guesses, "canary": canary, "confidence": confidence,
+                               "seed": seed, "on_event": on_event}  # fmt: skip
+    if isinstance(run, FederatedRun):
+        place = 0 if party is None else run.place(party)
+        found = audit_training(settings, run.parties, recipe=run.recipe, federation=run.federation, party=place,
+                               **options)  # fmt: skip
+        found = replace(found, party=run.parties.names[place])
+    else:
+        if party is not None:
+            raise TacitError("this is a training of one graph: there are no parties to choose from.")
+        found = audit_training(settings, run.graph, **options)
+    if run.path is not None:
+        write_json(run.path / PRIVATE / "audit.json", "tacit.audit/1", {"run": str(run.path)} | found.json())
+    return found
 
 
 def audit_training(

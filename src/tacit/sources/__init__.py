@@ -150,6 +150,8 @@ def import_graph(
 
     Parameters
     ----------
+    mapping
+        As `read_mapping` gives it.
     source
         Where the data are; default: what the mapping says.
     skip_bad

@@ -53,7 +53,13 @@ class GraphMapping:
 
 
 def read_mapping(path: str | PathLike[str]) -> GraphMapping:
-    """Read a mapping from a file, or one of those that come with tacit by its name."""
+    """Read a mapping: SQL queries, and what their rows say.
+
+    Parameters
+    ----------
+    path
+        A TOML file; or the name of a mapping that comes with tacit: mimic-iii, eicu, clinic.
+    """
     file = SHIPPED / f"{path}.toml" if str(path) in shipped() else Path(path)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
