@@ -22,10 +22,6 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup    ## make the embedded federation and show what the product can do with it
 	$(BIN)/tacit demo --out demo --force
-	$(BIN)/tacit attack demo/federations/fede --attack cip,si,reconstruction --targets existing,held
-	$(BIN)/tacit attack demo/federations/secure --attack si,reconstruction
-	$(BIN)/tacit attack demo/federations/private --attack counts --targets canaries
-	$(BIN)/tacit audit demo/federations/private
 	$(BIN)/tacit reproduce clinic --results runs/clinic.jsonl
 	PORT=4242 TACIT=$(CURDIR)/$(BIN)/tacit PYTHON=$(BIN)/python examples/processes demo runs/processes
 

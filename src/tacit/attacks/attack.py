@@ -68,10 +68,12 @@ class Findings:
     def strongest(self) -> tuple[Outcome, str] | None:
         """The outcome and the way with the largest AUC; None: there was nothing to attack.
 
-        What looks at nothing that was sent ("blind") counts only where nothing else does.
+        What looks at nothing that was sent ("blind") counts only where nothing else does; and so do targets against
+        triples that no one holds ("existing"), which are mostly told apart by what is plausible.
         """
         tried = [(outcome, way) for outcome in self.outcomes for way in outcome.ways]
         tried = [each for each in tried if each[0].attack != "blind"] or tried
+        tried = [each for each in tried if each[0].reading != "existing"] or tried
         return max(tried, key=lambda each: each[0].last(each[1])[1].auc.value, default=None)
 
     @property

@@ -23,7 +23,9 @@ from tacit.parties import METHODS, Parties, partition, pool
 from tacit.sources import import_graph, read_mapping
 
 if TYPE_CHECKING:
+    from tacit.attacks.attack import Findings
     from tacit.federated import FederatedRun
+    from tacit.privacy.onerun import OneRun
 
 SETTINGS: dict[str, Any] = {
     "scorer": {"name": "transe", "dim": 32},
@@ -31,9 +33,33 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"learning_rate": 0.01},
     "training": {"batch": 64, "epochs": 60},
 }
-EPSILON = 4.0
 ROUNDS = 30
 """Of each federation; a round is three epochs of every party."""
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "local": ("local", {}),
+    "fede": ("fede", {"federation": {"keep_every": 10}}),
+    "fedr": ("fedr", {"federation": {"keep_every": 10}}),
+    "secure": ("fedr", {"federation": {"secure": True, "keep_every": 10}}),
+    "private-1": ("private_fede", {"privacy": {"epsilon": 1.0}}),
+    "private": ("private_fede", {"privacy": {"epsilon": 4.0}}),
+    "private-16": ("private_fede", {"privacy": {"epsilon": 16.0}}),
+}
+"""Each hospital alone; together by FedE and FedR; by FedR under secure sums; by FedE in private, at three epsilons."""
+ATTACKS: dict[str, dict[str, Any]] = {
+    "fede": {"attack": ["cip", "si", "reconstruction"], "targets": ["existing", "held"]},
+    "fedr": {"attack": ["cip", "reconstruction"], "targets": ["existing", "held"]},
+    "secure": {"attack": ["cip", "si", "reconstruction"], "targets": ["existing", "held"]},
+    "private": {"attack": "counts", "targets": "canaries"},
+}
+MEANT = {
+    "popular": "how often an entity is an answer, and nothing else",
+    "local": "each hospital alone",
+    "fede": "entity rows are shared",
+    "fedr": "relation rows are shared",
+    "secure": "FedR of which the server learns sums alone, and no names: still not private, for sums tell too",
+    "private": "noisy counts of each hospital, added up",
+    "pooled": "all in one place, as no one may ever see it",
+}
 
 
 def demo(
@@ -42,13 +68,13 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the embedded clinical federation, look it over, import from tables, divide it, and let it learn together."""
-    from tacit.evaluation import weighted
-    from tacit.models.model import Model
-    from tacit.privacy.plan import in_words
+    """Five made-up hospitals learn alone, together, under secure sums, in private; are attacked; and a report is written.
+
+    Example: tacit demo --out demo
+    """
+    from tacit.reporting import report
     from tacit.run import create
     from tacit.settings import Settings, combine
-    from tacit.training import evaluated
 
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder):
         with show.busy("making five hospitals", as_json):
@@ -62,50 +88,39 @@ def demo(
             divided = {by: partition(together, by, 3, seed=seed) for by in METHODS}  # type: ignore[arg-type]
             tables = {by: made.statistics() for by, made in divided.items()}
         runs = _federations(hospitals, seed, folder / "federations", as_json)
-        settings, counted = runs["local"].settings, runs["private"]
-        run = create(together, Settings.make(combine(SETTINGS, {"seed": seed})), folder / "run")
-        with bar(run.settings, as_json, "all in one place") as on_event:
-            run.train(on_event)
+        pooled = create(together, Settings.make(combine(SETTINGS, {"seed": seed})), folder / "run")
+        with bar(pooled.settings, as_json, "all in one place") as on_event:
+            pooled.train(on_event)
         fill_parties(hospitals, folder)
-        scores = {
-            "popular": [evaluated(Model.popular(graph), graph, "test", settings) for graph in hospitals],
-            **{label: done.by_party["test"] for label, done in runs.items()},
-            "pooled": [evaluated(run.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
-        }
-        sent = {recipe: done.communication() for recipe, done in runs.items()}
-        [example] = run.predict(head=hospitals[0].entities[0], relation=together.relations[0], top=1)
+        found, audited = _attacked(runs, as_json)
+        scores = _scores(hospitals, runs, together, pooled)
+        [example] = pooled.predict(head=hospitals[0].entities[0], relation=together.relations[0], top=1)
+        with show.busy("writing the reports", as_json):
+            several = list(runs.values())
+            report(several, folder / "report.html", internal=True, title="Five hospitals: internal report")
+            report(several, folder / "shareable.html", title="Five hospitals: report")
     marks, share = marked_per_relation(imported), confidential_share(imported)
+    sent = {label: run.communication() for label, run in runs.items()}
     if as_json:
         facts = {"out": str(out_path), "hospitals": statistics, "pooled": inspect(together).json(), "divided": tables}
-        trained = {label: [metrics.json() for metrics in found] for label, found in scores.items()}
+        trained = {label: [metrics.json() for metrics in each] for label, each in scores.items()}
         facts |= {"imported": {"relations": marks, "confidential_share": share}, "communication": sent}
-        print(json.dumps(facts | {"test": trained, "privacy": counted.claim}))
+        facts |= {"attacks": {label: each.json() for label, each in found.items()}, "audit": audited.json()}
+        facts |= {"report": str(out_path / "report.html"), "shareable": str(out_path / "shareable.html")}
+        print(json.dumps(facts | {"test": trained, "privacy": runs["private"].claim}))
         return
     show.out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
     show.parties(hospitals, statistics, views)
     show.out.rule(f"{hospitals.names[0]} again, imported from tables by a mapping that says what is confidential")
     show.marks(marks, share)
     show.say(f"{len(imported.groups):,} groups: all records of one patient belong together")
-    show.out.rule("All of it in one place, as no one may ever see it")
-    show.graph("pooled", inspect(together), None, every_relation=True)
     for by, made in divided.items():
-        show.out.rule(f"The pooled graph divided by {by}")
+        show.out.rule(f"All hospitals in one graph, divided again by {by}")
         show.parties(made, tables[by], None)
-    show.out.rule("Link prediction: MRR on each hospital's own test triples, among its own entities")
-    rows = [
-        (label, *(f"{metrics.mrr:.3f}" for metrics in found), f"{weighted(found).mrr:.3f}")
-        for label, found in scores.items()
-    ]
-    show.table(f"{type(settings.scorer).__name__}", *hospitals.names, "all", rows=rows)
-    for label, what in (("fede", "entity rows"), ("fedr", "relation rows"), ("secure", "relation rows under masks")):
-        size, many = megabytes(sent[label]["bytes"]), sent[label]["messages"]
-        show.say(f"{label}: {size} of {what} in {many:,} messages, every one in its transcript")
-    show.say("popular: how often an entity is an answer, and nothing else. local: each hospital alone. pooled: all in "
-             "one place, which no one may do. None of these is private: rows tell of the triples.")  # fmt: skip
-    show.say("secure: FedR of which the server learns sums alone, and no names: still not private, for sums tell too.")
-    show.say(f"private: noisy counts of each hospital, added up. {in_words(counted.claim)}")
+    _show_results(hospitals, runs, scores, sent, found, audited)
     show.say(
-        f"\nWritten to {out_path}/. To try next:\n"
+        f"\nWritten to {out_path}/. Open {out_path / 'report.html'} in a browser: it is for the owners; "
+        f"{out_path / 'shareable.html'} is what others may see. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
         f"  tacit data import clinic --source {out_path / 'tables'} --dry-run\n"
         f"  tacit data mark {out_path / hospitals.names[1]} --match 'head=^patient' --group head --dry-run\n"
@@ -113,7 +128,7 @@ def demo(
         f"  tacit predict {out_path / 'run'} --head '{example.head}' --relation '{example.relation}'\n"
         f"  tacit federate {out_path} --recipe fede --scorer rotate --dim 32 --rounds 50 --out runs/together\n"
         f"  tacit attack {out_path / 'federations' / 'fede'} --attack cia,lira --targets canaries --count 400\n"
-        f"  tacit federate {out_path} --recipe fede --secure --dim 32 --rounds 50 --out runs/secure\n"
+        f"  tacit report {out_path / 'federations' / 'private'} --out private.html\n"
         f"  tacit train {out_path / hospitals.names[0]} --scorer rotate --dim 32 --out runs/first\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
@@ -121,21 +136,70 @@ def demo(
 
 
 def _federations(hospitals: Parties, seed: int, folder: Path, as_json: bool) -> dict[str, FederatedRun]:
-    """Each hospital alone; together by FedE and FedR; by FedR under secure sums; by FedE in private."""
     from tacit.federated import FederatedRun, split_settings
     from tacit.settings import combine
 
-    wanted: dict[str, tuple[str, dict[str, Any]]] = {
-        "local": ("local", {}),
-        "fede": ("fede", {"federation": {"keep_every": 10}}),
-        "fedr": ("fedr", {}),
-        "secure": ("fedr", {"federation": {"secure": True, "keep_every": 10}}),
-        "private": ("private_fede", {"privacy": {"epsilon": EPSILON}}),
-    }
     runs = {}
-    for label, (recipe, more) in wanted.items():
+    for label, (recipe, more) in RUNS.items():
         settings, federation = split_settings(combine(SETTINGS, {"seed": seed, "federation": {"rounds": ROUNDS}}, more))
         begun = FederatedRun.create(recipe, hospitals, settings, federation, folder / label)
         with rounds_bar(label, ROUNDS, as_json) as on_event:
             runs[label] = begun.train(on_event)
     return runs
+
+
+def _attacked(runs: dict[str, FederatedRun], as_json: bool) -> tuple[dict[str, Findings], OneRun]:
+    """What attackers find in each that shares anything; and an audit of what is claimed."""
+    from tacit.attacks.attack import attack
+    from tacit.privacy.onerun import audit
+
+    found = {}
+    for label, wanted in ATTACKS.items():
+        with show.busy(f"attacking {label}", as_json):
+            found[label] = attack(runs[label], **wanted)
+    with show.busy("auditing what is claimed", as_json):
+        return found, audit(runs["private"])
+
+
+def _scores(hospitals: Parties, runs: dict[str, FederatedRun], together: Any, pooled: Any) -> dict[str, list[Any]]:
+    """On each hospital's own test triples, among its own entities."""
+    from tacit.models.model import Model
+    from tacit.training import evaluated
+
+    settings = pooled.settings
+    return {
+        "popular": [evaluated(Model.popular(graph), graph, "test", settings) for graph in hospitals],
+        **{label: run.by_party["test"] for label, run in runs.items()},
+        "pooled": [evaluated(pooled.model.seen_by(together, graph), graph, "test", settings) for graph in hospitals],
+    }
+
+
+def _show_results(
+    hospitals: Parties,
+    runs: dict[str, FederatedRun],
+    scores: dict[str, list[Any]],
+    sent: dict[str, Any],
+    found: dict[str, Findings],
+    audited: OneRun,
+) -> None:
+    """What each is worth, what it sends, what is guaranteed, what attackers managed: one table."""
+    from tacit.evaluation import weighted
+    from tacit.privacy.plan import in_words
+
+    show.out.rule("What each is worth, what left, what is guaranteed, what was found")
+    rows = []
+    for label, each in scores.items():
+        run, attacked = runs.get(label), found.get(label)
+        size = megabytes(sent[label]["bytes"]) if label in sent else "-"
+        epsilon = "-" if run is None or run.epsilon is None else f"{run.epsilon:.3g}"
+        strongest = "-"
+        if attacked is not None:
+            best = attacked.strongest
+            strongest = "nothing to attack" if best is None else f"{attacked.auc.value:.3f} ({best[0].attack})"  # type: ignore[union-attr]
+        rows.append((label, f"{weighted(each).mrr:.3f}", size, epsilon, strongest))
+    show.table("", "MRR", "sent and received", "epsilon", "strongest attack (AUC)", rows=rows)
+    for label, words in MEANT.items():
+        show.say(f"{label}: {words}.")
+    show.say(in_words(runs["private"].claim))
+    told = f"at least {audited.lower_bound:.3g}: {audited.status}"
+    show.say(f"Audit of private: with {audited.canaries:,} canaries the epsilon that was measured is {told}.")

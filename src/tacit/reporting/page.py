@@ -18,7 +18,7 @@ from tacit.privacy.plan import in_words
 from tacit.reporting.drawing import COLOURS, GREY, Panel, dash, drawn, ticks, variables
 from tacit.reporting.facts import Cloud, Facts, Inside
 from tacit.reporting.markup import count, details, figure, key, number, sized, table
-from tacit.reporting.words import ADVERSARIES, ATTACKS, SIMULATION, best, summary
+from tacit.reporting.words import ADVERSARIES, ATTACKS, SIMULATION, best, strongest, summary
 
 
 def page(runs: Sequence[Facts], *, internal: bool, title: str = "") -> str:
@@ -104,16 +104,12 @@ def _glance(runs: Sequence[Facts], internal: bool) -> str:
         ]
         if (inside := run.inside) is not None:
             test = inside.metrics.get("test")
-            reached = [
-                (best(about)[1]["auc"]["value"], about["attack"])
-                for about in inside.attacks
-                if about["ways"] and about["attack"] != "blind"
-            ]
-            strongest = f"{max(reached)[0]:.3f} ({max(reached)[1]})" if reached else "-"
+            found = strongest(inside)
+            reached = "-" if found is None else f"{found[1]['auc']['value']:.3f} ({found[0]['attack']})"
             row += [
                 number(test, "mrr"),
                 number(test, "hits10"),
-                strongest,
+                reached,
                 inside.audit["status"] if inside.audit is not None else "-",
             ]
         rows.append(row)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from tacit.reporting.facts import Facts
+from tacit.reporting.facts import Facts, Inside
 from tacit.reporting.markup import count, sized, times
 
 RECIPES = {
@@ -112,9 +112,8 @@ def _managed(run: Facts) -> str:
     assert inside is not None
     words = []
     tried = [about for about in inside.attacks if about["ways"] and about["attack"] != "blind"]
-    if tried:
-        strong = max(tried, key=lambda about: best(about)[1]["auc"]["value"])
-        _, last = best(strong)
+    if (found := strongest(inside)) is not None:
+        strong, last = found
         chance = last["auc"]["value"]
         words.append(
             f"The strongest of {count(len(tried), 'membership attack')} was {strong['attack']} by "
@@ -160,6 +159,16 @@ def _audited(audit: Any) -> str:
         f"An audit with {audit['canaries']:,} canaries measured an epsilon of at least {audit['lower_bound']:.3g} "
         f"({told}): {audit['status']}."
     )
+
+
+def strongest(inside: Inside) -> tuple[Any, dict[str, Any]] | None:
+    """The membership attack with the largest AUC and what it reached, as `tacit.attacks.attack.Findings` chooses it."""
+    tried = [about for about in inside.attacks if about["ways"] and about["attack"] != "blind"]
+    tried = [about for about in tried if about["targets"] != "existing"] or tried
+    if not tried:
+        return None
+    found = max(tried, key=lambda about: best(about)[1]["auc"]["value"])
+    return found, best(found)[1]
 
 
 def best(about: Any) -> tuple[str, dict[str, Any]]:
