@@ -68,7 +68,7 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Five made-up hospitals learn alone, together, under secure sums, in private; are attacked; and a report is written.
+    """Five made-up hospitals learn alone, together, under secure sums, in private; are attacked; a report is written.
 
     Example: tacit demo --out demo
     """
