@@ -94,6 +94,10 @@ def test_a_model_there_is_a_copy_that_can_be_kept_and_trained():
         assert torch.equal(again.score_hrt(asked), model.score_hrt(asked))
     model.score_hrt(asked).sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
+    with torch.no_grad():
+        assert not torch.equal(again.score_hrt(asked), model.score_hrt(asked))
+        model.reset_parameters_()  # as its training loops do before they begin
+        assert torch.equal(again.score_hrt(asked), model.score_hrt(asked))
     assert torch.equal(run.model.tables.entity, before)
 
 

@@ -56,6 +56,8 @@ class SumOfModuli(RotatEInteraction):  # type: ignore[misc]
 def to_pykeen(model: Model) -> ERModel:
     """A PyKEEN model with these rows and this score, but for the margin gamma, which moves no rank.
 
+    Training there begins with these rows. It has no constraints, so turns and normals need not stay at length 1.
+
     Parameters
     ----------
     model
@@ -68,7 +70,7 @@ def to_pykeen(model: Model) -> ERModel:
         raise TacitError("noisy counts are added to this model's scores, and PyKEEN's models have no place for them")
     entity, relation = (rows.detach().cpu() for rows in (model.tables.entity, model.tables.relation))
     interaction, entity, relation = _translated(model.scorer, entity, relation)
-    with torch.random.fork_rng(devices=[]):  # what it draws here is not kept, and nobody else's draws shall move by it
+    with torch.random.fork_rng(devices=[]):  # nobody else's draws shall move by what is drawn here and not kept
         made = ERModel(
             triples_factory=KGInfo(model.entities, model.relations, create_inverse_triples=False),
             interaction=interaction,
@@ -77,12 +79,6 @@ def to_pykeen(model: Model) -> ERModel:
             random_seed=NoRandomSeedNecessary,
         )
     made._random_seed = None  # it forgets to say so, and its training loops ask
-    # It has begun with rows of its own, whatever its tables held.
-    tables = (*made.entity_representations, *made.relation_representations)
-    for table, rows in zip(tables, (entity, *relation), strict=True):
-        weight = table._embeddings.weight
-        values = torch.view_as_real(rows) if rows.is_complex() else rows
-        weight.data.copy_(values.reshape(weight.shape))
     made.eval()
     return made
 
@@ -120,5 +116,17 @@ def _complex(rows: Tensor) -> Tensor:
 
 
 def _table(rows: Tensor) -> Embedding:
-    """An empty table for such rows."""
-    return Embedding(max_id=len(rows), shape=tuple(rows.shape[1:]), dtype=rows.dtype)
+    """A table that begins with these rows, and begins with them again whenever it is reset."""
+    values = torch.view_as_real(rows) if rows.is_complex() else rows
+    return Embedding(max_id=len(rows), shape=tuple(rows.shape[1:]), dtype=rows.dtype, initializer=Beginning(values))
+
+
+class Beginning:
+    """Gives a copy of the same rows each time: PyKEEN's training loops reset a model before they begin."""
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows.clone()
+
+    def __call__(self, table: Tensor) -> Tensor:
+        """In the shape of the table that asks."""
+        return self.rows.reshape(table.shape).clone()
