@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacit.run import Run, train
     from tacit.settings import Settings
     from tacit.sources import import_graph, read_mapping
+    from tacit.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "read_parties",
     "select",
     "train",
+    "tune",
     "write_graph",
     "write_parties",
 ]
@@ -70,6 +72,7 @@ _HOME = {
     "read_parties": "files",
     "select": "marking",
     "train": "run",
+    "tune": "tuning",
     "write_graph": "files",
     "write_parties": "files",
 }

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -127,9 +127,9 @@ def new_folder(path: Path, manifest: str, *, force: bool = False) -> Iterator[Pa
             shutil.rmtree(draft)
 
 
-def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder that is complete, with a list of what belongs to it."""
-    belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE})
+def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any], *, later: Iterable[str] = ()) -> None:
+    """Write the manifest of a folder that is complete, with a list of what belongs to it, now or `later`."""
+    belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE, *later})
     write_json(folder / manifest, schema, dict(content) | {"contents": belongs})
 
 

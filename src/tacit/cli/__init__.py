@@ -22,6 +22,7 @@ from tacit.cli.federate import federate
 from tacit.cli.keys import keys
 from tacit.cli.network import join, serve
 from tacit.cli.reproduce import reproduce
+from tacit.cli.tune import tune
 from tacit.errors import TacitError
 
 LOG = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ app.add_typer(keys, name="keys")
 for command in (
     demo,
     models.train,
+    tune,
     models.evaluate,
     models.predict,
     models.export,

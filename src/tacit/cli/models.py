@@ -131,7 +131,7 @@ def train(
         raise TacitError("Say what to train on: a path, or [graph] path in the --config file.")
     with show.busy(f"reading {path}", as_json):
         found = read_any(path, data, columns, separator, header, skip_bad)
-        graph = _trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
+        graph = trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
         wanted = shares(split) if split is not None else about.get("split")
         if wanted not in (None, "keep"):
             graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
@@ -151,7 +151,8 @@ def train(
     _train(run, as_json)
 
 
-def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:
+def trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:
+    """The one graph to train on: given as it is, or one party's of a folder, or all of them in one place."""
     if not isinstance(found, Parties):
         if party or pooled:
             raise TacitError(f"{path} is one graph: leave out --party and --pool.")
