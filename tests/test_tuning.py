@@ -233,7 +233,7 @@ def test_private_settings_are_found_on_public_triples(tmp_path):
         (["clinic-small", "--pool", "--epsilon", "4", "--privacy", "dpsgd"], "--public PATH"),
         (["clinic-small", "--pool", "--dims", "8", "--set", "scorer.dim=9"], "scorer.dim is set to 9"),
         (["clinic-small", "--pool", "--set", "scorer.nrom=2"], "Did you mean 'scorer.norm'"),
-        (["clinic-small", "--pool", "--set", "scorer=3"], "a section with keys"),
+        (["clinic-small", "--pool", "--set", "scorer=3"], "no keys of its own"),
         (["clinic-small", "--pool", "--set", "seed=x", "--split", "0.8,0.1,0.1"], "seed"),
         (["g.tsv"], "no validation triples"),
         (["g.tsv", "--config", "g.tsv"], "TOML"),
