@@ -42,7 +42,11 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the embedded clinical federation, look it over, import from tables, divide it, and let it learn together."""
+    """Make the embedded clinical federation, look it over, import from tables, divide it, and let it learn together.
+
+    Example:
+      tacit demo --out demo
+    """
     from tacit.evaluation import weighted
     from tacit.models.model import Model
     from tacit.privacy.plan import in_words

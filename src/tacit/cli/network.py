@@ -86,6 +86,9 @@ def serve(
 
     Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, 3 it could not go on
     for now.
+
+    Example:
+      tacit serve plan.toml --key coordinator.key --roster roster.json --listen 0.0.0.0:4222 --host broker
     """
     from tacit.coordinator import Coordinator, Stopped
     from tacit.correspondence import Correspondence
@@ -163,6 +166,9 @@ def join(
 
     Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, or something that
     the parties do not agree on, 3 it could not go on for now.
+
+    Example:
+      tacit join plan.toml graph --key north.key --roster roster.json --ca ca.pem --broker tls://broker:4222
     """
     from tacit.correspondence import Unheard, attend
     from tacit.door import Door

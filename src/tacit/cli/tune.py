@@ -89,6 +89,10 @@ def tune(
     The best is written to best.toml in the folder, for tacit train --config. What --config, --set and flags say is
     taken as it is; the rest is searched: scorer, dim, learning rate, margin, batch, negatives. Under privacy
     (--epsilon) a search is made on a --public graph alone.
+
+    Examples:
+      tacit tune hospital.tsv --split 0.8,0.1,0.1 --trials 20 --out runs/search
+      tacit tune --resume runs/search --trials 40
     """
     local = locals()
     from tacit.settings import combine, from_flags, parse_assignment, plain_section, read_settings
