@@ -157,7 +157,9 @@ def keys_list(
     heard: Annotated[
         str | None, typer.Option("--fingerprint", help="The keeper's, as the keeper read it out: it must be this one.")
     ] = None,
-    at_least: Annotated[int | None, typer.Option(help="A version that you have seen: an older one is refused.")] = None,
+    at_least: Annotated[
+        int | None, typer.Option(min=1, help="A version that you have seen: an older one is refused.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a roster, and show the parties with their fingerprints.
