@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect as inspect_module
 import json
 import logging
 import os
+import shlex
 import stat
 import subprocess
 import sys
 
 import pytest
+from click import UsageError
+from click.testing import CliRunner
+from typer.main import get_command
 
 from tacit import Graph, __version__, inspect, partition, pool, read_graph, read_parties, write_graph
+from tacit.cli import app
 from tacit.datasets import clinic
 
 
@@ -265,3 +271,36 @@ def test_a_terminal_without_unicode_gets_escapes(tmp_path):
     (tmp_path / "graph.tsv").write_text("甲\t治\t乙\n", encoding="utf-8")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     assert "\\u6cbb" in tacit("data", "inspect", "graph.tsv", cwd=tmp_path, env=plain).stdout
+
+
+def leaves(command, names=()):
+    """Every command that does something, with the words that call it."""
+    if not hasattr(command, "commands"):
+        return [(names, command)]
+    return [leaf for name, below in command.commands.items() for leaf in leaves(below, (*names, name))]
+
+
+LEAVES = dict(leaves(get_command(app)))
+
+
+@pytest.mark.parametrize("names", LEAVES, ids=" ".join)
+def test_every_command_shows_an_example_that_would_run(names):
+    """Its words parse: an option that was renamed, or one that was forgotten, fails here."""
+    command = LEAVES[names]
+    blocks = [each for each in inspect_module.cleandoc(command.help).split("\n\n") if each.startswith("Example")]
+    assert len(blocks) == 1
+    heading, *lines = blocks[0].splitlines()
+    assert heading == ("Example:" if len(lines) == 1 else "Examples:")
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert words[: len(names) + 1] == ["tacit", *names]
+        command.make_context(" ".join(names), words[len(names) + 1 :])
+    shown = CliRunner(env={"COLUMNS": "110", "TERM": "dumb"}).invoke(get_command(app), [*names, "--help"]).output
+    told = [line.strip() for line in shown.splitlines()]
+    assert all(line.strip() in told for line in lines)  # not broken into two
+
+
+def test_an_example_with_a_wrong_option_would_not_parse():
+    with pytest.raises(UsageError):
+        LEAVES[("train",)].make_context("train", ["graph", "--no-such-option"])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tacit.run import Run, train
     from tacit.settings import Settings
     from tacit.sources import import_graph, read_mapping
+    from tacit.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "report",
     "select",
     "train",
+    "tune",
     "write_graph",
     "write_parties",
 ]
@@ -83,6 +85,7 @@ _HOME = {
     "report": "reporting",
     "select": "marking",
     "train": "run",
+    "tune": "tuning",
     "write_graph": "files",
     "write_parties": "files",
 }

@@ -161,7 +161,9 @@ class Plan:
         if self.recipe not in SHARED:
             raise TacitError(f"the recipe {self.recipe} has no coordinator: use {', '.join(SHARED)}")
         if len(set(self.parties)) < len(self.parties) or len(self.parties) < 2:
-            raise TacitError("a federation has two parties or more, each once")
+            raise TacitError(
+                f"a federation has two parties or more, each once; not {', '.join(self.parties) or 'none'}"
+            )
 
     @property
     def names_are_private(self) -> bool:
@@ -205,7 +207,11 @@ def read_plan(path: Path, assignments: Sequence[str] = ()) -> Plan:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TacitError(f'{path}: say who takes part, in order: parties = ["a", "b", "c"]')
     layers = [{"name": str(recipe)}, written, *(parse_assignment(text) for text in assignments)]
-    return Plan(str(recipe), tuple(names), *split_settings(combine(*layers)))
+    settings, federation = split_settings(combine(*layers))
+    try:
+        return Plan(str(recipe), tuple(names), settings, federation)
+    except TacitError as error:
+        raise BadInput(f"{path}: {error}") from None
 
 
 def _flat(values: Any, place: str = "") -> dict[str, Any]:

@@ -18,7 +18,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,6 +286,7 @@ def write_app(
     from tacit.federated import read_plan
     from tacit.federation.broker import certificates
     from tacit.federation.keys import Roster
+    from tacit.settings import to_toml
 
     plan, roster, folder = read_plan(plan_path), Roster.load(roster_path), folder.resolve()
     if roster.public(identity.name) != identity.public:
@@ -305,9 +306,9 @@ def write_app(
         (draft / "plan.toml").write_bytes(plan_bytes)
         paths = {"plan": folder / "plan.toml", "key": key.resolve(), "roster": roster_path.resolve(),
                  "out": folder / "run"}  # fmt: skip
-        (draft / "run-config.toml").write_text(_toml(RUN_CONFIG | {name: str(path) for name, path in paths.items()}))
+        (draft / "run-config.toml").write_text(to_toml(RUN_CONFIG | {name: str(path) for name, path in paths.items()}))
         app = draft / "app"
-        (app / "pyproject.toml").write_text(PROJECT + _toml(RUN_CONFIG))
+        (app / "pyproject.toml").write_text(PROJECT + to_toml(RUN_CONFIG))
         (app / "tacit_flower" / "__init__.py").touch()
         for side in ("server", "client"):
             (app / "tacit_flower" / f"{side}_app.py").write_text(
@@ -316,7 +317,7 @@ def write_app(
         link = {"address": f"{host if host not in ('0.0.0.0', '::') else '127.0.0.1'}:{port}",
                 "root-certificates": str(folder / "superlink" / "ca.pem")}  # fmt: skip
         (draft / "flwr" / "cli" / "config.toml").write_text(
-            '[superlink]\ndefault = "tacit"\n\n[superlink.tacit]\n' + _toml(link)
+            '[superlink]\ndefault = "tacit"\n\n[superlink.tacit]\n' + to_toml(link)
         )
         for name in plan.parties:
             (party := draft / "parties" / name).mkdir()
@@ -325,15 +326,11 @@ def write_app(
             write_whole(party / "ca.pem", shown, mode=0o644)
             (party / "node-config.toml").write_text(
                 "# Where tacit join listens; if it does not begin with /, from where flower-supernode is started.\n"
-                + _toml({"socket": "party.sock"})
+                + to_toml({"socket": "party.sock"})
             )
         (draft / "COMMANDS.md").write_text(_commands(plan.parties, identity.name, host, port, reached))
         seal(draft, MANIFEST, SCHEMA, {"parties": list(plan.parties), "listen": listen})
     return list(plan.parties)
-
-
-def _toml(values: Mapping[str, object]) -> str:
-    return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
 
 
 RUN_CONFIG = {"plan": "", "key": "", "roster": "", "out": "", "wait": 600.0, "deadline": 600.0, "least": 0}

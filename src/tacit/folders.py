@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -21,6 +21,10 @@ LOG = logging.getLogger("tacit")
 LOG_BYTES, LOG_FILES = 1 << 20, 5
 PRIVATE = "private"
 """The folder, inside a result, of what its owner keeps."""
+
+
+WRITERS = {"tacit.run": "tacit train", "tacit.federation": "tacit federate", "tacit.tuning": "tacit tune"}
+"""Which command writes folders of a kind, and goes on with them."""
 
 
 def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
@@ -77,7 +81,11 @@ def read_json(path: Path, schema: str, fields: Mapping[str, type]) -> dict[str, 
     kind, version = schema.split("/")
     match = re.fullmatch(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})", str(found))
     if match is None or match["kind"] != kind:
-        raise BadInput(f"{path}: found the schema {found!r}; expected {schema!r}.")
+        other = WRITERS.get(match["kind"]) if match is not None else None
+        hint = (
+            f"This folder was written by {other}, and is for that: {other} --resume goes on with it." if other else ""
+        )
+        raise BadInput(f"{path}: found the schema {found!r}; expected {schema!r}.", hint=hint)
     if int(match["version"]) > int(version):
         raise BadInput(
             f"{path}: was written as {found}; this version of tacit reads up to {schema}.",
@@ -99,10 +107,12 @@ def new_folder(path: Path, manifest: str, *, force: bool = False) -> Iterator[Pa
     one that an earlier seal lists, so that nothing but a result of ours can be lost.
     """
     path = path.resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        _check_replaceable(path, manifest, force)
+    check_free(path, manifest, force=force)
     nearest = next(up for up in path.parents if up.exists())
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=nearest))
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=nearest))
+    except OSError as error:
+        raise TacitError(f"{path} cannot be made in {nearest}: {error.strerror}. Choose another --out.") from None
     draft.chmod(0o777 & ~_umask())
     try:
         yield draft
@@ -127,9 +137,16 @@ def new_folder(path: Path, manifest: str, *, force: bool = False) -> Iterator[Pa
             shutil.rmtree(draft)
 
 
-def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder that is complete, with a list of what belongs to it."""
-    belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE})
+def check_free(path: Path, manifest: str, *, force: bool = False) -> None:
+    """Refuse a place where `new_folder` could not put a folder because of what is there."""
+    path = path.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        _check_replaceable(path, manifest, force)
+
+
+def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any], *, later: Iterable[str] = ()) -> None:
+    """Write the manifest of a folder that is complete, with a list of what belongs to it, now or `later`."""
+    belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE, *later})
     write_json(folder / manifest, schema, dict(content) | {"contents": belongs})
 
 

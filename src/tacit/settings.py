@@ -7,6 +7,7 @@ an error that names the nearest one.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -286,6 +287,19 @@ def read_settings(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as TOML: {error}.") from None
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Nested values as a TOML file has them; None, which has no place in one, is left out."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
+    lines = [f"{key} = {_toml_value(value)}\n" for key, value in plain.items()]
+    lines += [f"\n[{key}]\n{to_toml(value)}" for key, value in values.items() if isinstance(value, Mapping)]
+    return "".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    """As JSON has it, but for one character that TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def parse_assignment(text: str) -> dict[str, Any]:

@@ -110,7 +110,11 @@ def save_graph(path: Path, graph: Graph) -> None:
 
 def load_graph(path: Path) -> Graph:
     """Read what `save_graph` wrote."""
-    tensors, metadata = load_tensors(path)
+    try:
+        tensors, metadata = load_tensors(path)
+    except FileNotFoundError:
+        hint = f"Was it copied without what is in {path.parent.name}/? That belongs to it."
+        raise BadInput(f"{path}: no such file, so the folder is not whole.", hint=hint) from None
     if metadata.get("schema") != "tacit.graph-tensors/1":
         raise BadInput(f"{path}: found the schema {metadata.get('schema')!r}; expected 'tacit.graph-tensors/1'.")
     try:

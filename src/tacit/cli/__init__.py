@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -23,13 +24,15 @@ from tacit.cli.keys import keys
 from tacit.cli.network import join, serve
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
+from tacit.cli.tune import tune
 from tacit.errors import TacitError
 
 LOG = logging.getLogger(__name__)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.",
+    help="Learn knowledge-graph embeddings from graphs that may not be shown to each other.\n\n"
+    "Example:\n  tacit demo --out demo",
 )
 app.add_typer(data, name="data")
 app.add_typer(budget, name="budget")
@@ -37,6 +40,7 @@ app.add_typer(keys, name="keys")
 for command in (
     demo,
     models.train,
+    tune,
     models.evaluate,
     models.predict,
     models.export,
@@ -49,6 +53,17 @@ for command in (
     reproduce,
 ):
     app.command()(command)
+
+
+def _flow(text: str) -> str:
+    """A docstring as help: its paragraphs without the source's line breaks, its examples as they are."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(each if each.startswith("Example") else each.replace("\n", " ") for each in paragraphs)
+
+
+for known in (app, data, budget, keys):
+    for registered in known.registered_commands:
+        registered.help = _flow(registered.callback.__doc__ or "")
 
 
 def _version(asked: bool) -> None:

@@ -50,6 +50,9 @@ def attack(
     Passive attacks (si, cip, counts) on triples that exist, and reconstruction, use what the run kept of its messages
     (federation.keep_every); everything else trains federations of the same settings for it, in memory. What is found
     is kept in private/attacks/ of the run.
+
+    Example:
+      tacit attack runs/together --attack cip,counts --victim riverside
     """
     from tacit.attacks.attack import attack as run_attacks
     from tacit.federated import FederatedRun, opened

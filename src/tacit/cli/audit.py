@@ -44,6 +44,9 @@ def audit(
 
     RUN is finished or not, and is left as it is. The result is kept in its private/audit.json, for the owner of the
     triples: to publish it costs the epsilon of a training once more. Exit code 1: the claim is violated.
+
+    Example:
+      tacit audit runs/private --canaries 1000 --guesses 200
     """
     from tacit.federated import FederatedRun, opened
     from tacit.privacy.onerun import audit as run_audit

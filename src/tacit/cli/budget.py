@@ -39,7 +39,11 @@ def budget_open(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open a holding: the privacy budget of data that has this name from now on."""
+    """Open a holding: the privacy budget of data that has this name from now on.
+
+    Example:
+      tacit budget open ward-7 --epsilon 8 --delta 1e-6 --graph hospital.tsv
+    """
     from tacit.parties import Parties
     from tacit.privacy.budget import Holding, account
 
@@ -72,7 +76,11 @@ def budget_show(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was spent and what is left, of all holdings or of one."""
+    """Show what was spent and what is left, of all holdings or of one.
+
+    Example:
+      tacit budget show ward-7
+    """
     from tacit.privacy.budget import Holding, account, explain, home_folder, names
 
     if name is not None:
@@ -124,7 +132,11 @@ def budget_plan(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much noise an epsilon asks for, or what epsilon a noise costs; nothing is read but the holding."""
+    """Say how much noise an epsilon asks for, or what epsilon a noise costs; nothing is read but the holding.
+
+    Example:
+      tacit budget plan --epsilon 4 --delta 1e-5 --n 272115 --batch 16384 --epochs 60
+    """
     from tacit.privacy.budget import Holding, plan
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # the accountant speaks of every order that it tries in vain
@@ -154,7 +166,11 @@ def budget_plan(
 
 @budget.command("close")
 def budget_close(name: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Close a holding: nothing can be reserved from it any more, and no other gets its statements."""
+    """Close a holding: nothing can be reserved from it any more, and no other gets its statements.
+
+    Example:
+      tacit budget close ward-7
+    """
     from tacit.privacy.budget import Holding, account
 
     held = Holding.load(name, home)

@@ -53,6 +53,10 @@ def data_inspect(
     """Show what a graph holds and what is suspicious about it.
 
     PATH is a file, a folder, the name of a benchmark, or clinic-small or clinic-demo.
+
+    Examples:
+      tacit data inspect hospital.tsv
+      tacit data inspect clinic-demo --relations
     """
     with show.busy(f"reading {path}", as_json):
         found = read_any(path, data, columns, separator, header, skip_bad)
@@ -96,7 +100,12 @@ def data_partition(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Divide a graph among parties, or put given graphs together, and write one folder each."""
+    """Divide a graph among parties, or put given graphs together, and write one folder each.
+
+    Examples:
+      tacit data partition hospital.tsv --by relations --parts 3 --out parts
+      tacit data partition zh.tsv en.tsv --by given --alignment links.tsv --out both
+    """
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder), show.busy("dividing", as_json):
         sources = dict(map(_named_path, paths)) if by == "given" else dict(zip(paths, paths, strict=True))
         graphs = {
@@ -137,7 +146,12 @@ def data_convert(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a graph, read from anything, as a folder of TSV or N-Triples files."""
+    """Write a graph, read from anything, as a folder of TSV or N-Triples files.
+
+    Examples:
+      tacit data convert hospital.csv --columns patient,has,code --out graph
+      tacit data convert fb15k-237 --format nt --out triples
+    """
     if format not in ("tsv", "nt"):
         raise TacitError(f"--format is tsv or nt, not {format}.")
     with show.busy("converting", as_json):
@@ -164,7 +178,12 @@ def data_import(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a graph out of databases, by a mapping of queries to statements."""
+    """Make a graph out of databases, by a mapping of queries to statements.
+
+    Examples:
+      tacit data import mapping.toml --source tables/ --dry-run
+      tacit data import mimic-iii --source postgresql --out graph
+    """
     _write_or_look(out_path, dry_run)
     if out_path is None:
         made = _import(mapping, source, skip_bad, as_json)
@@ -225,7 +244,12 @@ def data_mark(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which statements are confidential, and which belong together. Shows what is marked before it writes."""
+    """Say which statements are confidential, and which belong together. Shows what is marked before it writes.
+
+    Examples:
+      tacit data mark graph --relation diagnosed_with --dry-run
+      tacit data mark graph --match head=^patient: --group head --out marked --yes
+    """
     _write_or_look(out_path, dry_run)
     if not (relation or match or triples or share is not None or group_by or fresh):
         raise TacitError("Say what to mark: by --relation, --match, --triples or --share.")

@@ -70,7 +70,8 @@ def demo(
 ) -> None:
     """Five made-up hospitals learn alone, together, under secure sums, in private; are attacked; a report is written.
 
-    Example: tacit demo --out demo
+    Example:
+      tacit demo --out demo
     """
     from tacit.reporting import report
     from tacit.run import create

@@ -114,6 +114,10 @@ def federate(
     PATH is a folder of parties, clinic-small or clinic-demo; or one graph, which --by and --parts divide. With
     --transport flower nothing is trained: --out becomes a folder with a Flower app for the plan in --config, and
     COMMANDS.md.
+
+    Examples:
+      tacit federate clinic-demo --recipe fedr --out runs/together
+      tacit federate hospital.tsv --by triples --parts 3 --recipe private_fede --epsilon 4
     """
     local = locals()
     if transport == "flower":

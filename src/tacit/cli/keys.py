@@ -33,7 +33,11 @@ def keys_new(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key: NAME.key, which never leaves this machine, and NAME.pub, which is for the keeper of the roster."""
+    """Make a key: NAME.key, which never leaves this machine, and NAME.pub, which is for the keeper of the roster.
+
+    Example:
+      tacit keys new riverside --out keys --passphrase
+    """
     from tacit.federation.keys import fingerprint, make
 
     secret = _passphrase(f"New passphrase for {name}", twice=True) if passphrase else None
@@ -58,7 +62,11 @@ def keys_enrol(
     yes: Annotated[bool, typer.Option("--yes", help="The fingerprint has been compared already.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a party on the roster; without a roster, begin one."""
+    """Put a party on the roster; without a roster, begin one.
+
+    Example:
+      tacit keys enrol roster.json riverside.pub --keeper keeper.key
+    """
     from tacit.federation.keys import Public, Roster, check_fingerprint, fingerprint
 
     party = Public.load(pub)
@@ -92,6 +100,10 @@ def keys_rotate(
 
     The party runs it with its own key, and sends its new NAME.pub to the keeper, who runs it with that and --keeper.
     Whoever has both keys does it at once.
+
+    Examples:
+      tacit keys rotate roster.json riverside.key
+      tacit keys rotate roster.json riverside.pub --keeper keeper.key
     """
     from tacit.federation.keys import Public, Roster, fingerprint, renew
 
@@ -126,7 +138,11 @@ def keys_revoke(
     keeper_path: KeeperKey,
     as_json: AsJson = False,
 ) -> None:
-    """Refuse a party's key from now on, for ever. The party may be enrolled again with a new one."""
+    """Refuse a party's key from now on, for ever. The party may be enrolled again with a new one.
+
+    Example:
+      tacit keys revoke roster.json riverside --keeper keeper.key
+    """
     from tacit.federation.keys import Roster
 
     keeper, _ = open_key(keeper_path)
@@ -141,10 +157,16 @@ def keys_list(
     heard: Annotated[
         str | None, typer.Option("--fingerprint", help="The keeper's, as the keeper read it out: it must be this one.")
     ] = None,
-    at_least: Annotated[int | None, typer.Option(help="A version that you have seen: an older one is refused.")] = None,
+    at_least: Annotated[
+        int | None, typer.Option(min=1, help="A version that you have seen: an older one is refused.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a roster, and show the parties with their fingerprints."""
+    """Verify a roster, and show the parties with their fingerprints.
+
+    Example:
+      tacit keys list roster.json --at-least 3
+    """
     from tacit.federation.keys import Roster, check_fingerprint
 
     roster = Roster.load(roster_path, at_least=at_least)

@@ -108,6 +108,10 @@ def train(
     """Train a model of one graph, and keep the one that was best on validation.
 
     PATH is a file, a folder, the name of a benchmark, or clinic-small or clinic-demo.
+
+    Examples:
+      tacit train hospital.tsv --split 0.8,0.1,0.1 --scorer rotate --out runs/first
+      tacit train --resume runs/first
     """
     local = locals()
     from tacit.run import Run, create, write_plan
@@ -131,7 +135,7 @@ def train(
         raise TacitError("Say what to train on: a path, or [graph] path in the --config file.")
     with show.busy(f"reading {path}", as_json):
         found = read_any(path, data, columns, separator, header, skip_bad)
-        graph = _trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
+        graph = trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
         wanted = shares(split) if split is not None else about.get("split")
         if wanted not in (None, "keep"):
             graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
@@ -151,7 +155,8 @@ def train(
     _train(run, as_json)
 
 
-def _trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:
+def trained_on(found: Graph | Parties, path: str, party: str | None, pooled: bool) -> Graph:
+    """The one graph to train on: given as it is, or one party's of a folder, or all of them in one place."""
     if not isinstance(found, Parties):
         if party or pooled:
             raise TacitError(f"{path} is one graph: leave out --party and --pool.")
@@ -283,7 +288,11 @@ def evaluate(
     party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the true answers among all entities; classify, probe and compare if asked."""
+    """Rank the true answers among all entities; classify, probe and compare if asked.
+
+    Example:
+      tacit evaluate runs/first --per-relation --classify
+    """
     from tacit.evaluation import classify_triples, rank, typed_candidates
     from tacit.federated import is_federation, open_run
 
@@ -389,7 +398,11 @@ def predict(
     party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
-    """The most plausible answers, by name, for the one part of a triple that is left out."""
+    """The most plausible answers, by name, for the one part of a triple that is left out.
+
+    Example:
+      tacit predict runs/first --head aspirin --relation treats --top 10
+    """
     from tacit.federated import open_run
 
     found = open_run(path, party).predict(head=head, relation=relation, tail=tail, top=top, known=known)
@@ -409,7 +422,11 @@ def export(
     party: OfParty = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows with their names, or the links a model predicts."""
+    """Write the rows with their names, or the links a model predicts.
+
+    Example:
+      tacit export runs/first --format npy --out vectors
+    """
     from tacit.federated import open_run
 
     run = open_run(path, party)

@@ -31,6 +31,7 @@ from tacit.cli.options import (
     read_any,
 )
 from tacit.errors import TacitError
+from tacit.folders import check_free
 
 if TYPE_CHECKING:
     from tacit.federated import Plan
@@ -74,10 +75,11 @@ def serve(
     ] = None,
     ca: CaFile = None,
     plain: Plain = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all parties before round 1.")] = 600.0,
-    deadline: Annotated[float, typer.Option(help="Seconds that a party has for an answer.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for all parties before round 1.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=0, help="Seconds that a party has for an answer.")] = 600.0,
     least: Annotated[
-        int | None, typer.Option(help="Let a round count with so many parties, if others are late. Default: all.")
+        int | None,
+        typer.Option(min=1, help="Let a round count with so many parties, if others are late. Default: all."),
     ] = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -86,15 +88,21 @@ def serve(
 
     Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, 3 it could not go on
     for now.
+
+    Example:
+      tacit serve plan.toml --key coordinator.key --roster roster.json --listen 0.0.0.0:4222 --host broker
     """
     from tacit.coordinator import Coordinator, Stopped
     from tacit.correspondence import Correspondence
     from tacit.federated import read_plan
     from tacit.federation.broker import Broker
     from tacit.federation.nats import Post
+    from tacit.run import CONFIG
 
     plan, identity, roster = read_plan(plan_path, assignments or ()), open_key(key)[0], _roster(roster_path)
     out = out_path or Path("runs") / plan.settings.name
+    if not (out / CONFIG).is_file():  # a place that is taken is refused before a broker is started beside it
+        check_free(out, CONFIG)
     _warn_plain(plain)
     with ExitStack() as running, _stops_kindly(f"tacit serve {plan_path} ..."):
         broker: Broker | None = None
@@ -150,7 +158,9 @@ def join(
     out_path: RunOut = None,
     budget: Annotated[str | None, typer.Option(help="The holding that pays, if training is private.")] = None,
     plain: Plain = False,
-    patience: Annotated[float, typer.Option(help="Seconds without a word of the coordinator, at most.")] = 3600.0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds without a word of the coordinator, at most.")
+    ] = 3600.0,
     assignments: Assignments = None,
     columns: Columns = None,
     separator: Separator = None,
@@ -163,6 +173,9 @@ def join(
 
     Started again with the same words it goes on where it was. Exit codes: 0 finished, 2 a mistake, or something that
     the parties do not agree on, 3 it could not go on for now.
+
+    Example:
+      tacit join plan.toml graph --key north.key --roster roster.json --ca ca.pem --broker tls://broker:4222
     """
     from tacit.correspondence import Unheard, attend
     from tacit.door import Door

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,10 +52,15 @@ def read_any(
     path: str, data: Path | None, columns: str | None, separator: str | None, header: bool | None, skip_bad: bool
 ) -> Graph | Parties:
     """What `path` means: a file or folder if there is one, else a name."""
+    if not path:
+        raise TacitError("an empty path is none: name a file, a folder or a benchmark.")
     if path in datasets.EMBEDDED and not Path(path).exists():
         return datasets.clinic(datasets.EMBEDDED[path])  # type: ignore[arg-type]
     if path in datasets.BENCHMARKS and not Path(path).exists():
         return datasets.load(path, data)
+    known = [*datasets.EMBEDDED, *datasets.BENCHMARKS]
+    if not Path(path).exists() and (near := get_close_matches(path, known, n=1)):
+        raise TacitError(f"{path}: no such file or folder. Did you mean {near[0]}?")
     bad_rows: BadRows = "skip" if skip_bad else "refuse"
     if holds_parties(Path(path)):
         return read_parties(path, bad_rows=bad_rows)

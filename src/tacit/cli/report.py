@@ -27,7 +27,8 @@ def report(
 
     It is made from shareable/ alone, so it may be handed out as that may; --internal reads the whole folders.
 
-    Example: tacit report runs/together runs/private --internal --out report.html
+    Example:
+      tacit report runs/together runs/private --internal --out report.html
     """
     from tacit.reporting import report as write
 

@@ -41,6 +41,9 @@ def reproduce(
     """Run a table of published figures again, and print ours beside them.
 
     One cell after the other; what has a result already is not run again. Interrupted, the same command goes on.
+
+    Example:
+      tacit reproduce s4 --data datasets
     """
     from tacit.reproduction import read_cells
     from tacit.reproduction import reproduce as run_cells

@@ -106,16 +106,16 @@ class Identity:
         """Read what `save` wrote. `Locked`: it needs a passphrase."""
         path = Path(path)
         with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise TacitError(
-                    f"{path}: others may read this private key (mode {mode:04o}), so it may not be yours alone any "
-                    f"more. If nobody else could get at it: chmod 600 {path}. If somebody could: have it revoked."
-                )
-            data = file.read(1 << 16)
+            mode, data = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(1 << 16)
         head = PRIVATE_LINE.match(data)
         if head is None:
-            raise TacitError(f"{path}: is no private key of tacit. tacit keys new NAME makes one.")
+            public = " It is a public one: NAME.key is needed here." if data.startswith(b"tacit-ed25519 ") else ""
+            raise TacitError(f"{path}: is no private key of tacit.{public} tacit keys new NAME makes one.")
+        if mode & 0o077:
+            raise TacitError(
+                f"{path}: others may read this private key (mode {mode:04o}), so it may not be yours alone any more. "
+                f"If nobody else could get at it: chmod 600 {path}. If somebody could: have it revoked."
+            )
         secret = None
         if head[2] is not None:
             if passphrase is None:

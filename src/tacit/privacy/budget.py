@@ -403,6 +403,8 @@ def home_folder(home: Path | None = None) -> Path:
 def names(home: Path | None = None) -> list[str]:
     """All holdings, and those that were deleted although the witness knows them."""
     home = home_folder(home)
+    if home.exists() and not home.is_dir():
+        raise TacitError(f"{home} is no folder: holdings are in one.")
     if not home.is_dir():
         return []
     with _locked(home, fcntl.LOCK_SH):
@@ -542,8 +544,9 @@ def plan(
     if (epochs is None) == (steps is None):
         raise BadValue("say for how long: either epochs or steps")
     long = epochs if epochs is not None else (steps or 0) * min(batch, n) / n
-    if not (long > 0 and math.isfinite(long)):
-        raise BadValue(f"epochs or steps are above 0, not {epochs if epochs is not None else steps}")
+    if not (long > 0 and long * n / batch < 1 << 48):
+        shown = epochs if epochs is not None else steps
+        raise BadValue(f"epochs or steps are above 0 and of a size that can be, not {shown:g}")
     if sigma is not None and not (sigma > 0 and math.isfinite(sigma)):
         raise BadValue(f"sigma is a number above 0, not {sigma}")
     delta = holding.delta if delta is None and holding is not None else delta

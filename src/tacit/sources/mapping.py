@@ -67,7 +67,7 @@ def read_mapping(path: str | PathLike[str]) -> GraphMapping:
         hint = f"Mappings that come with tacit: {', '.join(shipped())}."
         raise BadInput(f"{file}: no such file.", hint=hint) from None
     except OSError as error:
-        raise BadInput(f"{excerpt(str(file))}: {error.strerror}.") from None
+        raise BadInput(f"{file}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{file}: cannot be read as TOML: {error}.") from None
     if (schema := content.pop("schema", None)) != SCHEMA:

@@ -1,0 +1,288 @@
+"""Wrong input at every command, as someone new to it would give it: one message that helps, exit code 2, no trace."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tacit import federate, train, tune, write_graph
+from tacit.clinic import clinic
+from tacit.federation.keys import Identity, Public, Roster, make
+from test_cli import LEAVES
+
+SMALL = clinic("small", 1)
+KEYS = "--key coordinator.key --roster roster.json"
+NORTH = "--key north.key --roster roster.json"
+PLAN = "--n 1000 --batch 100 --delta 1e-5"
+
+# Each command's mistakes: what is typed after it, and what the message has to say.
+WRONG = {
+    "data inspect": {
+        "absent.tsv": "absent.tsv: no such file or folder",
+        "clinic-smal": "Did you mean clinic-small?",
+        "''": "an empty path",
+        "taken": "nothing to read here; the folder holds notes.txt",
+        "empty.tsv": "empty.tsv: found no statement",
+        "binary.tsv": "binary.tsv:1",
+        "graph.tsv --columns 1,2": "Name 3 to 5 different ones",
+        "fb15k-237 --data nowhere": "nowhere/fb15k-237: no such folder",
+    },
+    "data partition": {
+        "absent.tsv --out o": "absent.tsv: no such file",
+        "graph.tsv --parts -3 --out o": "--parts",
+        "graph.tsv --by entities --share nan --out o": "not nan",
+        "graph.tsv --out taken": "exists already",
+        "graph.tsv --out graph.tsv/o": "Choose another --out",
+        "graph.tsv run --by given --alignment taken --out o": "nothing to read here",
+    },
+    "data convert": {
+        "absent.tsv --out o": "absent.tsv: no such file",
+        "graph.tsv --format docx --out o": "tsv or nt",
+        "graph.tsv": "--out",
+        "graph.tsv --out taken --force": "exists already",
+        "clinic-small --out o": "one graph is needed here",
+    },
+    "data import": {
+        "absent.toml --out o": "Mappings that come with tacit",
+        "bad.toml --out o": "bad.toml: cannot be read as TOML",
+        "taken --out o": "taken: Is a directory",
+        "binary.tsv --out o": "cannot be read as TOML",
+        "mimic-iii --out o": "--source",
+        "mimic-iii --source graph.tsv --out o": "not a database",
+        "clinic": "--dry-run",
+    },
+    "data mark": {
+        "graph.tsv --out o": "Say what to mark",
+        "graph.tsv --relation nothing --out o": "no such name: 'nothing'",
+        "graph.tsv --match 'head=(' --out o": "no regular expression",
+        "graph.tsv --share 3 --out o": "from 0 to 1",
+        "graph.tsv --triples empty.tsv --out o": "no statement",
+    },
+    "train": {
+        "absent.tsv": "absent.tsv: no such file",
+        "graph.tsv --scorer transx --out o": "Did you mean 'transr'",
+        "graph.tsv --learning-rate nan --out o": "optimizer.learning_rate",
+        "graph.tsv --epsilon 0 --out o": "epsilon is a number above 0",
+        "graph.tsv --epsilon 1 --budget nobody --out o": "there is no holding 'nobody'",
+        "graph.tsv --config bad.toml --out o": "line 1",
+        "graph.tsv --config binary.tsv --out o": "cannot be read as TOML",
+        "graph.tsv --out taken": "exists already",
+        "graph.tsv --out /proc/o": "/proc/o cannot be made in /proc",
+        "--resume taken": "is no run",
+        "--resume half": "the folder is not whole",
+        "--resume torn": "torn/config.json: cannot be read as JSON",
+        "--resume federation": "tacit federate --resume",
+    },
+    "tune": {
+        "absent.tsv": "absent.tsv: no such file",
+        "graph.tsv --out o": "no validation triples",
+        "clinic-small --pool --scorers transx --out o": "no scorer 'transx'",
+        "clinic-small --pool --privacy dpsgd --epsilon 1 --out o": "--public PATH",
+        "--resume run": "tacit train --resume",
+        "--resume search": "trials.jsonl: is damaged",
+    },
+    "evaluate": {
+        "absent": "is no run",
+        "half": "the folder is not whole",
+        "unfinished": "tacit train --resume unfinished",
+        "cut": "no whole safetensors file",
+        "federation": "--party",
+        "run --split dev": "train, valid or test",
+        "run --probe binary.tsv": "no UTF-8 text",
+        "search": "written by tacit tune",
+    },
+    "predict": {
+        "absent --head a --relation b": "is no run",
+        "run --head a": "two of head, relation and tail",
+        "run --head nothing --relation b": "no such name: 'nothing'",
+        "run --head a --relation b --top 0": "--top",
+    },
+    "export": {
+        "absent --out o": "is no run",
+        "run --out o --format xls": "not 'xls'",
+        "run --out taken": "exists already",
+        "unfinished --out o": "not finished",
+    },
+    "federate": {
+        "absent": "absent: no such file or folder",
+        "graph.tsv": "--by triples --parts 5",
+        "clinic-small --recipe fedx --out o": "not 'fedx'",
+        "clinic-small --rounds -1 --out o": "rounds is at least 1",
+        "clinic-small --config bad.toml --out o": "bad.toml",
+        "clinic-small --transport pigeon --out o": "not 'pigeon'",
+        "clinic-small --out taken": "exists already",
+        "--resume run": "tacit train --resume",
+    },
+    "attack": {
+        "absent": "is no run",
+        "half": "the folder is not whole",
+        "federation --attack magic": "not 'magic'",
+        "federation --victim nobody": "There are: riverside",
+        "federation --count -5": "not -5",
+    },
+    "audit": {
+        "absent": "is no run",
+        "half": "the folder is not whole",
+        "run --canaries 0": "canaries are at least 2",
+        "run --guesses 3": "even number",
+        "run --confidence 2": "below 1",
+    },
+    "serve": {
+        f"absent.toml {KEYS}": "absent.toml: No such file",
+        f"bad.toml {KEYS}": "bad.toml: cannot be read as TOML",
+        f"lonely.toml {KEYS}": "lonely.toml: a federation has two parties or more",
+        "plan.toml --key north.pub --roster roster.json": "It is a public one",
+        "plan.toml --key coordinator.key --roster binary.tsv": "is no roster",
+        f"plan.toml {KEYS} --listen nonsense": "--listen is an address and a port",
+        f"plan.toml {KEYS} --wait -1": "--wait",
+        f"plan.toml {KEYS} --least 0": "--least",
+        f"plan.toml {KEYS} --out taken": "exists already",
+        f"plan.toml {KEYS} --out graph.tsv": "exists already",
+    },
+    "join": {
+        f"plan.toml graph.tsv {NORTH}": "by --broker, or at --socket",
+        f"plan.toml absent.tsv {NORTH} --broker tls://127.0.0.1:1": "absent.tsv: no such file",
+        f"plan.toml graph.tsv {NORTH} --broker nonsense --out o": "not 'nonsense'",
+        f"plan.toml graph.tsv {NORTH} --broker tls://127.0.0.1:1 --ca binary.tsv --out o": "no certificate",
+        f"plan.toml graph.tsv {KEYS} --broker tls://127.0.0.1:1 --out o": "none of the parties",
+        f"plan.toml graph.tsv {NORTH} --broker tls://127.0.0.1:1 --patience -1": "--patience",
+    },
+    "reproduce": {
+        "nothing": "no such folder here",
+        "table --configs graph.tsv": "no such folder",
+        "table --configs taken": "holds no cell",
+        "table --configs cells": "cells/bad.toml: cannot be read as TOML",
+    },
+    "demo": {
+        "--out taken": "exists already",
+        "--out graph.tsv/o": "Choose another --out",
+        "--seed -1": "--seed",
+    },
+    "budget open": {
+        "x --epsilon 1": "--delta",
+        "x --epsilon nan --delta 1e-6": "epsilon is a number above 0",
+        "x --epsilon 1 --delta 2": "below 1",
+        "../x --epsilon 1 --delta 1e-6": "a holding's name",
+        "x --epsilon 1 --delta 1e-6 --graph absent.tsv": "absent.tsv: no such file",
+    },
+    "budget show": {
+        "nobody": "there is no holding 'nobody'",
+        "../x": "a holding's name",
+        "--home graph.tsv": "graph.tsv is no folder",
+    },
+    "budget plan": {
+        f"{PLAN} --epsilon 1": "either epochs or steps",
+        f"{PLAN} --epochs 1 --epsilon -1": "epsilon is a number above 0",
+        f"{PLAN} --epochs 1e300 --epsilon 1": "of a size that can be, not 1e+300",
+        "--n 1000 --batch 100 --epochs 1 --epsilon 1": "--delta",
+        f"{PLAN} --epochs 1 --epsilon 1 --budget nobody": "there is no holding 'nobody'",
+    },
+    "budget close": {
+        "": "NAME",
+        "nobody": "there is no holding 'nobody'",
+        "../x": "a holding's name",
+    },
+    "keys new": {
+        "../x": "cannot be the name of a party",
+        "north": "exists already",
+        "x --out graph.tsv": "graph.tsv",
+    },
+    "keys enrol": {
+        "roster.json absent.pub --keeper keeper.key --yes": "absent.pub: No such file",
+        "roster.json north.key --keeper keeper.key --yes": "begins like a private key",
+        "roster.json north.pub --keeper keeper.pub --yes": "It is a public one",
+        "graph.tsv north.pub --keeper keeper.key --yes": "is no roster",
+        "new.json north.pub --keeper keeper.key": "--fingerprint",
+        "nowhere/new.json north.pub --keeper keeper.key --yes": "make it first",
+    },
+    "keys rotate": {
+        "absent.json north.key": "absent.json: No such file",
+        "roster.json binary.tsv": "is no private key",
+        "roster.json north.pub": "--keeper",
+    },
+    "keys revoke": {
+        "absent.json north --keeper keeper.key": "absent.json: No such file",
+        "roster.json nobody --keeper keeper.key": "There are: coordinator, north, south",
+        "roster.json north --keeper north.key": "is kept by keeper",
+    },
+    "keys list": {
+        "absent.json": "absent.json: No such file",
+        "binary.tsv": "is no roster",
+        "roster.json --at-least 99": "rolled back",
+        "roster.json --at-least -1": "--at-least",
+    },
+}
+CASES = [(command, words) for command, mistakes in WRONG.items() for words in mistakes]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with whatever could be meant by mistake."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "graph.tsv").write_text("".join(f"e{i}\tr{i % 3}\te{i * 7 % 50}\n" for i in range(200)))
+    (folder / "empty.tsv").touch()
+    (folder / "binary.tsv").write_bytes(bytes(range(256)) * 8)
+    (folder / "bad.toml").write_text("[scorer\n")
+    (folder / "plan.toml").write_text('parties = ["north", "south"]\n[scorer]\ndim = 4\n')
+    (folder / "lonely.toml").write_text('parties = ["north"]\n')
+    for name, file in (("taken", "notes.txt"), ("cells", "bad.toml")):
+        (folder / name).mkdir()
+        (folder / name / file).write_text("[scorer\n")
+    run = folder / "run"
+    train(SMALL[0], dim=4, epochs=1, out=run)
+    for name in ("half", "torn", "unfinished", "cut"):
+        shutil.copytree(run, folder / name)
+    shutil.rmtree(folder / "half" / "private")
+    (folder / "torn" / "config.json").write_text('{"schema": "tacit.run/1", "sett')
+    (folder / "unfinished" / "private" / "model.safetensors").unlink()
+    model = folder / "cut" / "private" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:50])
+    federate(SMALL, recipe="fede", rounds=1, settings={"scorer": {"dim": 4}}, out=folder / "federation")
+    tune(SMALL[0], trials=1, dim=4, epochs=1, batch=512, out=folder / "search")
+    (folder / "search" / "private" / "trials.jsonl").write_text("what is this\n")
+    keeper, _, _ = make("keeper", folder)
+    roster = Roster.begin(keeper)
+    for name in ("coordinator", "north", "south"):
+        roster = roster.enrol(keeper, name, Public.load(make(name, folder)[2]).public)
+    roster.save(folder / "roster.json")
+    assert Identity.load(folder / "north.key").name == "north"
+    write_graph(SMALL[0], folder / "graph")
+    return folder
+
+
+@pytest.mark.parametrize(("command", "words"), CASES, ids=[" ".join(case) for case in CASES])
+def test_a_mistake_is_told_and_leaves_no_trace(place, mistaken, monkeypatch, command, words):
+    monkeypatch.setenv("TACIT_HOME", str(place / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    before = sorted(place.rglob("*"))
+    told = mistaken(*command.split(), *shlex.split(words), cwd=place)
+    assert WRONG[command][words] in " ".join(told.split())
+    assert len(told.splitlines()) <= 24
+    assert sorted(path for path in place.rglob("*") if path.name not in ("lock", "tacit.log")) == [
+        path for path in before if path.name not in ("lock", "tacit.log")
+    ]
+
+
+def test_every_command_has_its_mistakes():
+    assert {" ".join(names) for names in LEAVES} == set(WRONG)
+    assert all(len(mistakes) >= 3 for mistakes in WRONG.values())
+
+
+def test_a_folder_without_permission(tmp_path):
+    """As another user where this one is allowed everything."""
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may write anywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    (tmp_path / "graph.tsv").write_text("a\tr\tb\n")
+    (tmp_path / "secret.tsv").write_text("a\tr\tb\n")
+    (tmp_path / "secret.tsv").chmod(0)
+    for words in (["convert", "graph.tsv", "--out", "locked/o"], ["inspect", "secret.tsv"]):
+        done = subprocess.run([sys.executable, "-m", "tacit", "data", *words], cwd=tmp_path, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 2
+        assert "ermission denied" in done.stderr
