@@ -495,6 +495,8 @@ def tune(
 
     Parameters
     ----------
+    graph
+        What is trained on, with validation triples.
     out
         The folder to keep the search in; `Search.open(out).run()` goes on with it. Default: memory only.
     settings, flags
@@ -503,9 +505,13 @@ def tune(
         When to end; default: after 20 trials.
     public
         Say that the graph is public. Private settings are searched for on such graphs alone, by simulations.
+    force
+        Replace an earlier search in `out`.
     space
         What to try, by the names of `Space`: {"scorers": ["transe", "rotate"], "dims": [64], "learning_rates": [1e-3,
         1e-1]}.
+    on_trial
+        Hears of every trial when it ends.
     """
     search = begin(graph, out=out, settings=settings, trials=trials, minutes=minutes, public=public, force=force,
                    space=space, **flags)  # fmt: skip
