@@ -17,6 +17,7 @@ import tomllib
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -307,6 +308,22 @@ def test_links_that_lead_nowhere_are_found():
         "# A `b`: c\n## Same\n## Same\n[x](#a-b-c) [y](#same_1) [z](#same_2) [u](docs/nothing.md) [v](docs/data.md#no)"
     )
     assert list(dead_links(ROOT / "README.md", text)) == ["#same_2", "docs/nothing.md", "docs/data.md#no"]
+
+
+def test_the_pictures_of_threats_are_those_that_the_program_draws(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import threats
+
+    page = (ROOT / "docs" / "threats.md").read_text()
+    assert {path.stem for path in (ROOT / "docs" / "images").glob("threat-*.svg")} == {
+        f"threat-{name}" for name in threats.PICTURES
+    }
+    for name, picture in threats.PICTURES.items():
+        ElementTree.fromstring(picture.drawn())
+        assert (ROOT / "docs" / "images" / f"threat-{name}.svg").read_text() == picture.drawn()
+        assert f"images/threat-{name}.svg" in page
+        for box in picture.boxes:
+            assert max(map(len, box.lines)) <= 33, f"{name}: {box.name} is too wide"
 
 
 def test_every_page_has_its_place_in_the_menu():
