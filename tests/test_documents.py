@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -23,10 +24,15 @@ import click
 import pytest
 import typer
 
+import tacit
 from tacit.cli import app
+from tacit.cli.audit import MEANS
 from tacit.datasets import clinic
+from tacit.federated import Federation
 from tacit.graph import SPLITS
 from tacit.parties import pool
+from tacit.privacy.budget import Holding
+from tacit.recipes import warn_of
 from tacit.settings import REGISTRIES, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -359,9 +365,78 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_there():
-    import tacit
+PRIVATE = ("train", "hospital.tsv", "--privacy", "dpsgd", "--epsilon", 4)
+FEDERATED = ("federate", "clinic-small", "--recipe")
+PITFALLS = {
+    "sparse": (*PRIVATE, "--optimizer", "sparse-adam"),
+    "filtered": (*PRIVATE, "--set", "negatives.name=independent", "--set", "negatives.filtered=true"),
+    "own": (*PRIVATE, "--set", "negatives.scope=own"),
+    "bernoulli": (*PRIVATE, "--set", "negatives.sides=bernoulli"),
+    "subsampling": (*PRIVATE, "--set", "training.subsampling=true"),
+    "k-vs-all": (*PRIVATE, "--loss", "k-vs-all", "--set", "negatives.name=all"),
+    "statistics": (*PRIVATE, "--scorer", "transm"),
+    "no groups": (*PRIVATE, "--set", "privacy.unit=group", "--set", "privacy.group=20"),
+    "no marks": (*PRIVATE, "--privacy", "confidential"),
+    "typing": ("train", "hospital.tsv", "--set", "scorer.nrom=2"),
+    "looks": ("train", "leaky", *PRIVATE[2:], "--epochs", 4, "--every", 1, "--set", "privacy.noise_follows=paid",
+              "--set", "privacy.noise_falls=0.8"),
+    "conversion": ("data", "convert", "marked", "--format", "nt", "--out", "converted"),
+    "two holdings": ("budget", "open", "other", "--epsilon", 2, "--delta", "1e-6", "--graph", "hospital.tsv"),
+    "too little": ("train", "hospital.tsv", "--epsilon", 4, "--budget", "study"),
+    "simulation": ("train", "hospital.tsv", "--epsilon", 1, "--budget", "study", "--set", "privacy.noise=seeded"),
+    "weights": (*FEDERATED, "private_fede", *PRIVATE[2:], "--set", "federation.aggregation=weighted"),
+    "pooled": (*FEDERATED, "central", "--epsilon", 4),
+    "names": (*FEDERATED, "fedr", "--set", "federation.vocabulary=private"),
+    "held twice": ("federate", "two", "--recipe", "private_fede", "--epsilon", 4),
+}  # fmt: skip
+"""Commands that run into what the page of pitfalls says is refused."""
 
+
+@pytest.fixture(scope="module")
+def trap(tmp_path_factory):
+    """Data in which every pitfall is."""
+    folder = tmp_path_factory.mktemp("trap")
+    hospital(folder)
+    graph = tacit.read_graph(folder / "hospital.tsv")
+    rows = (folder / "hospital.tsv").read_text().splitlines(keepends=True)
+    (folder / "leaky").mkdir()
+    for split, lines in (("train", rows[:2300]), ("valid", rows[2290:2500]), ("test", rows[2500:])):
+        (folder / "leaky" / f"{split}.tsv").write_text("".join(lines))
+    tacit.write_graph(tacit.mark(graph, tacit.select(graph, relations=["takes"])), folder / "marked")
+    tacit.write_parties(tacit.Parties(("a", "b"), (graph, graph), None, {}), folder / "two")
+    Holding.begin("study", epsilon=2, delta=1e-6, graph=graph, home=folder / "home" / "holdings")
+    return folder
+
+
+@pytest.mark.parametrize("pitfall", PITFALLS)
+def test_pitfalls_are_refused_in_the_words_of_their_page(pitfall, trap, mistaken, monkeypatch):
+    monkeypatch.setenv("TACIT_HOME", str(trap / "home"))
+    said = mistaken(*PITFALLS[pitfall], cwd=trap).removeprefix("error: ").splitlines()[0]
+    said = re.sub(r"^(this may not be done under privacy|federation): ", "", said)
+    if pitfall == "typing":
+        said = said.partition(" There are")[0]
+    page = (ROOT / "docs" / "pitfalls.md").read_text()
+    assert f"`{said}`" in page or f"`{said.removesuffix('.')}`" in page, said
+
+
+def test_pitfalls_are_warned_of_in_the_words_of_their_page(trap, tmp_path, caplog):
+    page = (ROOT / "docs" / "pitfalls.md").read_text()
+    warn_of(Federation(secure=True, fraction=0.5), "relation", 0.0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    graph = tacit.read_graph(trap / "leaky")
+    turned = [(tail, f"is {relation} of", head) for split in SPLITS for head, relation, tail in graph.named(split)]
+    with open(tmp_path / "train.tsv", "w") as train:
+        train.writelines("\t".join(triple) + "\n" for triple in [*graph.named("train"), *dict.fromkeys(turned)])
+    shutil.copy(trap / "leaky" / "valid.tsv", tmp_path)
+    found = tacit.inspect(tacit.read_graph(tmp_path)).warnings
+    assert len(found) == 2
+    numbers = re.compile(r"[\d,.]+%?")
+    for text in (*said, *found, MEANS["holds"]):
+        assert numbers.sub("", text) in numbers.sub("", page)
+
+
+def test_every_public_name_is_there():
     for name in tacit.__all__:
         assert getattr(tacit, name).__module__.startswith("tacit.")
     assert set(tacit.__all__) <= set(dir(tacit))
