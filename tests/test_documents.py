@@ -363,6 +363,35 @@ def test_the_pictures_of_threats_are_those_that_the_program_draws(monkeypatch):
             assert max(map(len, box.lines)) <= 33, f"{name}: {box.name} is too wide"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "kinds", "settings"),
+    [
+        ("local", set(), {}),
+        ("fede", {("names", "entity"), ("places", "entity"), ("rows", "entity")}, {}),
+        ("fedr", {("names", "relation"), ("places", "relation"), ("rows", "relation")}, {}),
+        ("private_fede", {(kind, part) for kind in ("names", "places") for part in ("entity", "relation")}
+         | {("marginals", "relation")}, {"privacy": {"epsilon": 4.0}}),
+        ("private_fede", {("names", "entity"), ("places", "entity"), ("rows", "entity")},
+         {"privacy": {"epsilon": 4.0, "name": "dpsgd"}}),
+    ],
+)  # fmt: skip
+def test_threats_page_says_what_is_sent(recipe, kinds, settings):
+    run = tacit.federate(clinic("small"), recipe, dim=4, negatives=4, rounds=1, settings=settings)
+    assert {(record.kind, record.part) for record in run.transcript.records} == kinds
+
+
+def test_threats_page_is_right_that_sizes_tell_nothing_under_secure_sums_and_private_names():
+    run = tacit.federate(
+        clinic("small"), "fedr", dim=4, negatives=4, rounds=2, settings={"federation": {"secure": True}}
+    )
+    sizes = {}
+    for record in run.transcript.records:
+        assert record.kind != "names"
+        place = (record.round, record.phase, record.kind, record.receiver < 0)
+        sizes.setdefault(place, set()).add(record.size)
+    assert all(len(found) == 1 for found in sizes.values())
+
+
 def test_every_page_has_its_place_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
