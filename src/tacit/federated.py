@@ -811,6 +811,8 @@ def federate(
         The common ones by their short names, which win: those of `train`, and rounds, local_epochs, fraction, secure
         and the others of `tacit.federated.Federation`.
 
+    Examples
+    --------
     >>> from tacit.clinic import clinic
     >>> run = federate(clinic("small"), "fede", dim=8, negatives=4, rounds=2, every=1)
     >>> run.communication()["to_server"] > 0

@@ -582,6 +582,8 @@ def train(
         The common ones by their short names, which win: scorer, dim, loss, negatives, optimizer, learning_rate, batch,
         epochs, steps, device, every, patience, memory_mb, name, seed, privacy, epsilon, delta.
 
+    Examples
+    --------
     >>> graph = Graph.from_triples([("a", "knows", "b"), ("b", "knows", "c")], test=[("c", "knows", "a")])
     >>> run = train(graph, scorer="distmult", dim=8, epochs=5)
     >>> run.metrics["test"].count
