@@ -62,7 +62,7 @@ def test_functions_document_every_parameter(name):
     heading, _, rest = text.partition("\n\n")
     assert heading.endswith(".")
     section = re.split(
-        r"^Raises$|^>>> ", rest.partition("Parameters\n----------\n")[2], maxsplit=1, flags=re.MULTILINE
+        r"^Raises$|^Examples$|^>>> ", rest.partition("Parameters\n----------\n")[2], maxsplit=1, flags=re.MULTILINE
     )[0]
     told = [part for line in re.findall(r"^(\w+(?:, \w+)*)$", section, re.MULTILINE) for part in line.split(", ")]
     assert set(told) == set(inspect.signature(function).parameters)

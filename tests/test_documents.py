@@ -210,6 +210,11 @@ graph = tacit.partition(tacit.read_graph("hospital.tsv"), by="triples", parts=1)
 """
 BEFORE = {
     "docs/training.md": TRAINED,
+    "docs/attacks.md": """
+import tacit
+from tacit.datasets import clinic
+run = tacit.federate(clinic("small"), "fede", dim=8, rounds=2)
+""",
     "docs/budget.md": TRAINED
     + """
 from tacit.privacy.budget import Holding
