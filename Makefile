@@ -80,8 +80,8 @@ ifdef DATASET
 	$(BIN)/python benchmarks/clipping.py --graph $(DATASET) --peer-steps 15
 endif
 
-picture: setup ## draw the README's picture from a real run
-	$(BIN)/python docs/picture.py
+picture: demo  ## draw the README's pictures from a real run
+	$(BIN)/python docs/screenshots.py demo/report.html
 
 clean:         ## remove what was built, not what you made
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -213,7 +213,7 @@ BEFORE = {
     "docs/attacks.md": """
 import tacit
 from tacit.datasets import clinic
-run = tacit.federate(clinic("small"), "fede", dim=8, rounds=2)
+run = tacit.federate(clinic("small"), "fede", dim=8, rounds=5)
 """,
     "docs/budget.md": TRAINED
     + """
@@ -291,6 +291,22 @@ def test_the_python_of_the_readme_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "parts" / "parties.json").is_file()
     assert (tmp_path / "runs" / "first" / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_five_commands_of_the_readme(tmp_path):
+    """On a graph that was never seen here, as they stand."""
+    [text] = re.findall(
+        r"## Your own graph in five commands.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert [line.split()[1] for line in text.splitlines()] == ["data", "train", "evaluate", "predict", "report"]
+    environment, work = shell(tmp_path), tmp_path / "work"
+    work.mkdir()
+    hospital(work)
+    done = ran(["bash", "-euo", "pipefail", "-c", text], work, environment)
+    assert done.returncode == 0, done.stderr
+    assert "epsilon 4" in done.stdout
+    assert "epsilon 4" in (work / "report.html").read_text()
 
 
 def test_the_settings_in_the_documentation_are_the_defaults():

@@ -140,6 +140,8 @@ def _managed(run: Facts) -> str:
         )
     if inside.audit is not None:
         words.append(_audited(inside.audit))
+    if not words and run.recipe == "local":
+        return "Nothing was sent, so there is nothing for others to attack."
     if not words:
         return "No one has attacked it yet: <code>tacit attack</code>, <code>tacit audit</code>."
     return " ".join(escape(word) for word in words)
