@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from strategies import graphs, plain_triples
 from tacit.attacks import seen, shadows
 from tacit.attacks.attack import attack_federation, curves, from_transcript
-from tacit.attacks.measures import Interval, auc, best_f1, measure, roc, verdict
+from tacit.attacks.measures import Interval, Measured, auc, best_f1, measure, roc, verdict
 from tacit.attacks.membership import CIA, CIP, FEW, REST, SI, Concentrations, Counts, ratio, relation_vectors
 from tacit.attacks.seen import Nothing
 from tacit.attacks.shadows import likelihood_ratio, shadow_attacks, taught_scores
@@ -1215,10 +1215,11 @@ def test_an_attack_that_is_out_of_reach_says_so():
     assert "within the adversary's reach" in silent.nothing
     assert "were not kept" in attacked(outcome, CIP(), view, targets, 4).nothing
     assert curves(silent) == {}
-    found = replace(outcome, by_round={2: {"score": Interval(0.5, 0.4, 0.6)}})
+    measured = Measured(9, 9, 0, Interval(0.5, 0.4, 0.6), 0.9, 0.0, 1.0, 2 / 3, {})
+    found = replace(outcome, by_round={2: {"score": measured}})
     assert attacked(found, CIP(), view, targets, 5) is found  # what was found before stays
-    better = replace(Interval(0.6, 0.5, 0.7), f1=0.9)
-    more = replace(found, by_round={2: {"score": better}, 4: {"score": replace(better, f1=0.8)}, 6: {"score": better}})
+    worse = replace(measured, f1=0.8)
+    more = replace(found, by_round={2: {"score": measured}, 4: {"score": worse}, 6: {"score": measured}})
     assert (more.best()[0], more.last()[0]) == (2, 6)
 
 

@@ -112,17 +112,29 @@ def test_convert(graph_file, tmp_path, format):
 
 @pytest.mark.slow
 def test_the_demo(tmp_path):
-    shown = tacit("demo", "--out", "demo", cwd=tmp_path, timeout=400)
-    assert "riverside" in shown.stdout
-    assert "divided by relations" in shown.stdout
+    found = json.loads(tacit("demo", "--out", "demo", "--json", cwd=tmp_path, timeout=400).stdout)
     assert read_parties(tmp_path / "demo") == clinic("demo", 0)
-    found = json.loads(tacit("demo", "--out", "demo", "--force", "--json", cwd=tmp_path, timeout=400).stdout)
     assert len(found["hospitals"]["parties"]) == 5
     means = {label: sum(m["mrr"] for m in metrics) / 5 for label, metrics in found["test"].items()}
     assert means["popular"] < means["local"] < means["fedr"] < means["fede"]
     assert found["communication"]["fedr"]["bytes"] < found["communication"]["fede"]["bytes"] / 10
     assert 0 < found["privacy"]["epsilon"] <= 4
-    assert 0.01 < means["private"] < means["local"]
+    assert 0.01 < means["private-1"] < means["private"] < means["private-16"] < means["local"]
+    assert found["audit"]["status"] == "holds"
+    assert set(found["attacks"]) == {"fede", "fedr", "secure", "private"}
+    internal, shared = ((tmp_path / found[name]).read_text() for name in ("report", "shareable"))
+    assert f"{found['audit']['lower_bound']:.3g}" in internal
+    assert "riverside" in internal
+    assert "riverside" not in shared
+
+
+@pytest.mark.full
+def test_the_demo_in_tables(tmp_path):
+    shown = tacit("demo", "--out", "demo", cwd=tmp_path, timeout=400)
+    assert "riverside" in shown.stdout
+    assert "divided again by relations" in shown.stdout
+    assert "strongest attack" in shown.stdout
+    assert "report.html" in shown.stdout
 
 
 BAD_CALLS = {

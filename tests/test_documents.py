@@ -253,8 +253,17 @@ def test_python_in_documents_runs(code, tmp_path):
     assert done.returncode == 0, f"{code[0].page}: {done.stderr}"
 
 
+LONG = {"docs/howto/operator.md", "docs/howto/researcher.md"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name(page), marks=[pytest.mark.full] if name(page) in LONG else [])
+        for page in sorted((ROOT / "docs" / "howto").glob("*.md"))
+    ],
+)
 def test_how_to_pages_can_be_followed(page, tmp_path):
     """In order, in a folder with hospital.tsv; a block that fails ends the test with what it said."""
     environment, work = shell(tmp_path), tmp_path / "work"

@@ -132,6 +132,13 @@ WRONG = {
         "run --guesses 3": "even number",
         "run --confidence 2": "below 1",
     },
+    "report": {
+        "absent": "is no run",
+        "good.tsv": "is no run",
+        "half --internal": "half",
+        "run --out taken": "is there already",
+        "run --out absent/report.html": "absent: no such folder",
+    },
     "serve": {
         f"absent.toml {KEYS}": "absent.toml: No such file",
         f"bad.toml {KEYS}": "bad.toml: cannot be read as TOML",

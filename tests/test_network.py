@@ -269,6 +269,7 @@ def test_a_secure_federation_goes_on_after_kills(scene):
     here.check_the_same()
 
 
+@pytest.mark.full
 def test_who_is_too_slow_is_named_or_left_out(scene):
     here = scene(**LONG)
     server = here.serve("--deadline", "3")
@@ -336,6 +337,7 @@ async def _meddling(broker, stop, seed):
     return done
 
 
+@pytest.mark.full
 def test_letters_that_are_lost_doubled_late_and_spoilt_on_the_way(scene):
     import threading
 
@@ -390,6 +392,7 @@ def test_a_broker_that_is_killed_is_started_again(scene):
     here.check_the_same()
 
 
+@pytest.mark.full
 def test_a_full_disk_stops_a_party_and_loses_nothing(scene):
     """A limit on the size of files stands for the disk: writing fails in the same place, with another number."""
     here = scene(scorer={"dim": 32}, **LONG)

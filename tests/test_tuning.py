@@ -126,7 +126,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, searched):
     assert len(more.tried) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_and_resumed_at_the_command_line(tmp_path):
     write_graph(WHOLE, tmp_path / "graph")
     whole = json.loads(tacit("tune", "graph", *CALL, "--out", "a", "--json", cwd=tmp_path).stdout)
@@ -194,7 +194,7 @@ def test_no_epsilon_for_a_search_on_private_triples(noise):
         tune(WHOLE, settings={"privacy": {"epsilon": 4.0}}, trials=1, public=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_private_settings_are_found_on_public_triples(tmp_path):
     """Trials simulate the noise; what is written asks for real noise; the private graph is not even there."""
     write_graph(WHOLE, tmp_path / "public")

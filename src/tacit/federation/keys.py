@@ -605,7 +605,7 @@ def _locked(path: Path) -> Iterator[None]:
         lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if beside.exists() and os.path.samestat(os.fstat(lock), beside.stat()):
+            if _is_still(lock, beside):
                 try:
                     yield
                 finally:
@@ -613,6 +613,14 @@ def _locked(path: Path) -> Iterator[None]:
                 return
         finally:
             os.close(lock)
+
+
+def _is_still(lock: int, path: Path) -> bool:
+    """Whether an open file is the one that stands under a name, at this moment."""
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 # -- what keys, names and purposes may be ------------------------------------------------------------------------------

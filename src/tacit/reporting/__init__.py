@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tacit.errors import BadInput
 from tacit.federated import FederatedRun
 from tacit.folders import write_whole
 from tacit.reporting.facts import gather
@@ -30,6 +31,10 @@ def report(
         What the page is called.
     """
     out = Path(out)
+    if not out.parent.is_dir():
+        raise BadInput(f"{out.parent}: no such folder to write {out.name} into.")
+    if out.is_dir():
+        raise BadInput(f"{out}: is a folder; expected the name of a file.")
     text = page(gather(runs, internal=internal), internal=internal, title=title)
     write_whole(out, text.encode(), mode=0o600 if internal else 0o644)
     return out
