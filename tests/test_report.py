@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -28,7 +29,9 @@ from tacit.federated import FederatedRun, Federation
 from tacit.graph import Graph
 from tacit.reporting.drawing import Panel, ticks
 from tacit.reporting.facts import gather, published_figures
+from tacit.reporting.markup import share_of
 from tacit.reporting.page import page
+from tacit.reporting.words import _certainty
 from tacit.run import Run
 from tacit.settings import Settings
 
@@ -223,6 +226,24 @@ def test_runs_without_a_folder_can_be_reported(tmp_path):
         out = tacit.report([run], tmp_path / "page.html", internal=internal)
         assert "fede" in out.read_text()
         assert (out.stat().st_mode & 0o777) == (0o600 if internal else 0o644)
+
+
+def test_what_an_epsilon_lets_a_guesser_reach():
+    """Of randomised response, which is as good as epsilon allows: it is right so often."""
+    for epsilon in (0.1, 1.0, 4.0):
+        truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+        assert _certainty(epsilon, 0.0) == pytest.approx(truth)
+        assert truth < _certainty(epsilon, 1e-3) < truth + 1e-3
+    assert _certainty(60.0, 1e-5) == 1.0
+
+
+@given(st.floats(0, 1))
+def test_a_share_is_never_shown_as_all_or_nothing_unless_it_is(value):
+    shown = share_of(value)
+    assert shown.endswith("%")
+    assert (shown in ("0%", "100%")) == (value in (0, 1))
+    if shown[0].isdigit():
+        assert float(shown[:-1]) == pytest.approx(100 * value, abs=0.5)
 
 
 # -- a page anyone can read --------------------------------------------------------------------------------------------

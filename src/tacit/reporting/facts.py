@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -117,6 +117,8 @@ class Facts:
     traffic: Traffic
     cloud: Cloud | None
     inside: Inside | None = None
+    model: bool = False
+    """Whether there is one that may be handed out."""
 
     @property
     def epsilon(self) -> float | None:
@@ -143,9 +145,7 @@ def gather(runs: Sequence[str | Path | Run | FederatedRun], *, internal: bool) -
     for place, facts in enumerate(found):
         if many[facts.name] > 1:
             seen[facts.name] = seen.get(facts.name, 0) + 1
-            found[place] = Facts(
-                f"{facts.name} ({seen[facts.name]})", facts.privacy, facts.traffic, facts.cloud, facts.inside
-            )
+            found[place] = replace(facts, name=f"{facts.name} ({seen[facts.name]})")
     return found
 
 
@@ -159,7 +159,7 @@ def _of(run: str | Path | Run | FederatedRun, internal: bool) -> Facts:
     if not internal:
         return facts
     opened = FederatedRun.open(path) if is_federation(path) else Run.open(path)
-    return Facts(facts.name, facts.privacy, facts.traffic, facts.cloud, _inside(opened))
+    return replace(facts, inside=_inside(opened))
 
 
 def _shared(path: Path) -> Facts:
@@ -178,7 +178,7 @@ def _shared(path: Path) -> Facts:
         tensors, _ = load_tensors(model)
         if "entity" in tensors and "prior.tails" not in tensors:  # beside noisy counts rows may mean nothing
             cloud = _cloud(tensors["entity"])
-    return Facts(name, privacy, traffic, cloud)
+    return Facts(name, privacy, traffic, cloud, model=model.is_file())
 
 
 def _lines(path: Path) -> Iterable[Mapping[str, Any]]:

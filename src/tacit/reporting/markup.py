@@ -59,3 +59,12 @@ def times(epsilon: float) -> str:
     """e to the epsilon, as people say it."""
     value = math.exp(min(epsilon, 50))
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def share_of(value: float) -> str:
+    """A share as percent, with as many digits as keep it apart from all and nothing."""
+    for digits in range(5):
+        shown = f"{100 * value:.{digits}f}"
+        if value in (0.0, 1.0) or 0 < float(shown) < 100:
+            return f"{shown}%"
+    return f"{'over' if value > 0.5 else 'under'} {99.9999 if value > 0.5 else 0.0001:g}%"

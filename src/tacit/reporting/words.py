@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from tacit.reporting.facts import Facts, Inside
-from tacit.reporting.markup import count, sized, times
+from tacit.reporting.markup import count, share_of, sized, times
 
 RECIPES = {
     "local": "Each party trained alone.",
@@ -35,6 +36,7 @@ ADVERSARIES = {
     "outsider": "an outsider",
 }
 SIMULATION = "The noise was seeded, so that others can repeat the run: it is a simulation."
+MAY_LEAVE = "Nothing was sent to anyone. shareable/ holds a model that may be handed out."
 FOR_OWNERS = (
     "Attacks are measured with the triples at hand, so what they found is for the owners: ask them for the internal "
     "report."
@@ -73,7 +75,8 @@ def _shared(run: Facts) -> str:
     words = [RECIPES.get(run.recipe or "", "")]
     traffic = run.traffic
     if not traffic.messages:
-        return escape(" ".join([*words, "Nothing was sent to anyone."]).strip())
+        words.append("Nothing was sent to anyone." if not run.model else MAY_LEAVE)
+        return escape(" ".join(words).strip())
     parties = sum(1 for size in traffic.sent if size)
     kinds = ", ".join(kind for kind, _ in sorted(traffic.kinds.items(), key=lambda item: -item[1][1])[:4])
     rounds = f" over {count(traffic.rounds, 'round')}" if traffic.rounds else ""
@@ -92,12 +95,19 @@ def _guaranteed(run: Facts) -> str:
         if "simulated_epsilon" in claim:
             return f"Nothing. {SIMULATION}"
         return escape(f"Nothing. {claim.get('why', '')}".strip())
-    odds = times(run.epsilon)
+    epsilon, delta = run.epsilon, float(claim["delta"])
     return escape(
-        f"Differential privacy for {claim['unit']}: epsilon {run.epsilon:.3g} at delta {claim['delta']:g}. Whatever "
-        f"anyone concludes from what left, they would have concluded nearly as readily without any one triple: no "
-        f"chance changes by more than a factor of {odds}, but for a remainder of {claim['delta']:g}."
+        f"Differential privacy for {claim['unit']}: epsilon {epsilon:.3g} at delta {delta:g}. Leave that out, and the "
+        f"chance of whatever anyone concludes from what left changes by a factor of at most {times(epsilon)}, but for "
+        f"a remainder of {delta:g}. At worst, who knows all else and holds it for even whether it is in can be right "
+        f"{share_of(_certainty(epsilon, delta))} of the time; a coin is right 50%."
     )
+
+
+def _certainty(epsilon: float, delta: float) -> float:
+    """How often at most a guess is right of which of two neighbouring graphs it was, if each is as likely."""
+    odds = math.exp(min(epsilon, 50.0))
+    return min(1.0, (odds + delta) / (1 + odds))
 
 
 def _not(run: Facts) -> str:
