@@ -99,7 +99,7 @@ def _guaranteed(run: Facts) -> str:
     return escape(
         f"Differential privacy for {claim['unit']}: epsilon {epsilon:.3g} at delta {delta:g}. Leave that out, and the "
         f"chance of whatever anyone concludes from what left changes by a factor of at most {times(epsilon)}, but for "
-        f"a remainder of {delta:g}. At worst, someone who knows all else, and takes it to be as likely in as not, can "
+        f"a remainder of {delta:g}. At worst, someone who knows all else, and finds it as likely in as not, can "
         f"be right {share_of(_certainty(epsilon, delta))} of the time; a coin is right 50%."
     )
 
