@@ -50,6 +50,8 @@ wheel: setup   ## build the wheel and try it in a clean environment
 	$(PYTHON) -m venv build/clean
 	build/clean/bin/pip install $(PIP_FLAGS) -c constraints.txt build/wheel/tacit_kg-*.whl
 	cd build && clean/bin/tacit --version && clean/bin/tacit data inspect clinic-small --json > wheel/inspected.json
+	cd build && clean/bin/tacit train clinic-small --pool --epsilon 4 --out wheel/run --json > wheel/trained.json
+	cd build && clean/bin/tacit report wheel/run --internal --out wheel/report.html
 	rm -rf build/clean
 
 docs: setup    ## build the documentation into site/

@@ -141,6 +141,17 @@ def test_a_simulation_is_called_one(runs):
     assert '<span class="badge">simulation</span>' in text
 
 
+def test_an_audit_of_a_simulation_stands_beside_no_claim(runs, tmp_path):
+    copied = tmp_path / "seeded"
+    shutil.copytree(runs["seeded"], copied)
+    found = tacit.audit(copied, canaries=100, guesses=20, seed=1)
+    assert found.simulation
+    text = text_of(copied, internal=True)
+    assert "nothing claimed" in text
+    assert "of a simulation" in text
+    assert f"claimed {found.claimed:.3g}" not in text
+
+
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 

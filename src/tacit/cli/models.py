@@ -32,7 +32,9 @@ from tacit.cli.options import (
     Force,
     Header,
     LearningRate,
+    PartyName,
     Patience,
+    Pooled,
     Privacy,
     Resume,
     RunOut,
@@ -40,6 +42,7 @@ from tacit.cli.options import (
     Seed,
     Separator,
     SkipBad,
+    SplitShares,
     read_any,
     shares,
 )
@@ -92,11 +95,9 @@ def train(
     seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
     assignments: Assignments = None,
-    split: Annotated[
-        str | None, typer.Option(help="Shares of train, valid and test, such as 0.8,0.1,0.1, for a graph without.")
-    ] = None,
-    party: Annotated[str | None, typer.Option(help="Of a folder of parties: train on this one alone.")] = None,
-    pooled: Annotated[bool, typer.Option("--pool", help="Of a folder of parties: train on all, in one place.")] = False,
+    split: SplitShares = None,
+    party: PartyName = None,
+    pooled: Pooled = False,
     columns: Columns = None,
     separator: Separator = None,
     header: Header = None,

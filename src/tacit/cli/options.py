@@ -41,6 +41,11 @@ Privacy = Annotated[
 ]
 Epsilon = Annotated[float | None, typer.Option(help="Train privately, at this cost. (privacy.epsilon)")]
 Delta = Annotated[float | None, typer.Option(help="Default: 1e-5. (privacy.delta)")]
+SplitShares = Annotated[
+    str | None, typer.Option(help="Shares of train, valid and test, such as 0.8,0.1,0.1, for a graph without.")
+]
+PartyName = Annotated[str | None, typer.Option(help="Of a folder of parties: train on this one alone.")]
+Pooled = Annotated[bool, typer.Option("--pool", help="Of a folder of parties: train on all, in one place.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file; its keys are those of --set.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]

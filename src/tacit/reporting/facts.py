@@ -20,7 +20,7 @@ import torch
 from tacit.datasets import BENCHMARKS
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import Metrics, rank, weighted
-from tacit.federated import FederatedRun, is_federation
+from tacit.federated import FederatedRun, opened
 from tacit.federation.messages import SERVER
 from tacit.folders import PRIVATE, read_json
 from tacit.graph import Graph
@@ -158,8 +158,7 @@ def _of(run: str | Path | Run | FederatedRun, internal: bool) -> Facts:
     facts = _shared(path)
     if not internal:
         return facts
-    opened = FederatedRun.open(path) if is_federation(path) else Run.open(path)
-    return replace(facts, inside=_inside(opened))
+    return replace(facts, inside=_inside(opened(path)))
 
 
 def _shared(path: Path) -> Facts:

@@ -18,7 +18,7 @@ from tacit.privacy.plan import in_words
 from tacit.reporting.drawing import COLOURS, GREY, Panel, dash, drawn, ticks, variables
 from tacit.reporting.facts import Cloud, Facts, Inside
 from tacit.reporting.markup import count, details, figure, key, number, sized, table
-from tacit.reporting.words import ADVERSARIES, ATTACKS, SIMULATION, best, strongest, summary
+from tacit.reporting.words import ADVERSARIES, ATTACKS, SIMULATION, best, claim_of, status_of, strongest, summary
 
 
 def page(runs: Sequence[Facts], *, internal: bool, title: str = "") -> str:
@@ -110,7 +110,7 @@ def _glance(runs: Sequence[Facts], internal: bool) -> str:
                 number(test, "mrr"),
                 number(test, "hits10"),
                 reached,
-                inside.audit["status"] if inside.audit is not None else "-",
+                status_of(inside.audit) if inside.audit is not None else "-",
             ]
         rows.append(row)
     return table("The runs of this report", head, rows)
@@ -340,7 +340,7 @@ def _audits(runs: Sequence[Facts]) -> str:
     for run in runs:
         audit = None if run.inside is None else run.inside.audit
         if audit is not None:
-            claimed = audit.get("claimed")
+            claimed = claim_of(audit)
             rows.append(
                 [
                     run.name,
@@ -349,7 +349,7 @@ def _audits(runs: Sequence[Facts]) -> str:
                     f"{audit['lower_bound']:.3g}",
                     f"{audit['confidence']:.0%}",
                     f"{audit['canaries']:,}",
-                    audit["status"],
+                    status_of(audit),
                 ]
             )
     if not rows:

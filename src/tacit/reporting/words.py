@@ -164,12 +164,22 @@ def _risk(last: dict[str, Any]) -> str:
     )
 
 
+def claim_of(audit: Any) -> float | None:
+    """What an audit stands beside; of a simulation nothing, for it claims nothing."""
+    return None if audit["simulation"] or audit["claimed"] is None else float(audit["claimed"])
+
+
+def status_of(audit: Any) -> str:
+    """What an audit came to."""
+    return f"{audit['status']}{', of a simulation' if audit['simulation'] else ''}"
+
+
 def _audited(audit: Any) -> str:
-    claimed = audit.get("claimed")
-    told = f"claimed {claimed:.3g}" if claimed is not None else "nothing claimed"
+    claimed = claim_of(audit)
+    told = "nothing claimed" if claimed is None else f"claimed {claimed:.3g}"
     return (
         f"An audit with {audit['canaries']:,} canaries measured an epsilon of at least {audit['lower_bound']:.3g} "
-        f"({told}): {audit['status']}."
+        f"({told}): {status_of(audit)}."
     )
 
 
