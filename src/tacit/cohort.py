@@ -99,16 +99,26 @@ class Cohort:
 
         This also runs when no example was drawn: noise is due all the same.
         """
-        gradients = self.gradients
         if noise is not None:
-            if self.optimizer.touched_only:
-                raise TacitError("an optimizer that moves only touched rows would tell which rows were touched")
-            noise.add(gradients, self.layout, self.steps, active)
+            self.protect(noise, active)
         if relation_scale != 1.0:
-            gradients.tables.relation.div_(relation_scale)
+            self.gradients.tables.relation.div_(relation_scale)
+        self.move(divisor, active, whole=bool(active.all()))
+
+    def protect(self, noise: SecretNoise, active: Tensor) -> None:
+        """Add noise to what was added up."""
+        if self.optimizer.touched_only:
+            raise TacitError("an optimizer that moves only touched rows would tell which rows were touched")
+        noise.add(self.gradients, self.layout, self.steps, active)
+
+    def move(self, divisor: Tensor, active: Tensor, *, whole: bool = False) -> None:
+        """The mean, the optimizer, the constraints; buffers become empty. `whole`: every party is known to be active.
+
+        Nothing here waits for a GPU.
+        """
+        gradients = self.gradients
         self.steps += active
         self.moments += active
-        whole = bool(active.all())
         for part in PARTS:
             self._move(part, divisor, None if whole else active)
         for which, table in enumerate(self.tables.shared):

@@ -45,7 +45,7 @@ from tacit.participant import NOISES, SCORES, Says
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.shared import added_counts
 from tacit.recipes import SHARED, warn_of
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE
+from tacit.run import CONFIG, SHAREABLE, no_claim
 from tacit.tensors import load_tensors, save_tensors
 from tacit.training import Event, listed
 
@@ -402,7 +402,7 @@ class Coordinator:
         if self.center is not None:
             save_tensors(private / "rows.safetensors", {self.part: self.center.table}, self._origin("tacit.rows/1"))
         if not self.plan.settings.privacy.sound:
-            write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
+            write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", no_claim(self.plan.settings))
         whole = {split: metrics.json() for split, metrics in self.metrics.items()}
         write_json(private / "metrics.json", "tacit.metrics/1",
                    {"recipe": self.plan.recipe, "metrics": whole,

@@ -46,7 +46,7 @@ from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Sound
-from tacit.run import CONFIG, NOT_PRIVATE, SHAREABLE, Run, described, environment, note, positions
+from tacit.run import CONFIG, SHAREABLE, Run, described, environment, no_claim, note, positions
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -277,8 +277,8 @@ class Together:
             about = self._round()
             self.rounds += 1
             seconds = round(time.perf_counter() - began, 4)
-            on_event({"event": "round", "round": self.rounds} | about | {"seconds": seconds})
-            last = self.rounds >= self.wanted.rounds
+            on_event({"event": "round", "round": self.rounds} | about | fit.by_the_paper() | {"seconds": seconds})
+            last = self.rounds >= self.wanted.rounds or bool(fit.spent().all())
             if due := self.rounds % evaluation.every == 0 or last:
                 fit.check_rows()
                 began = time.perf_counter()
@@ -317,6 +317,8 @@ class Together:
                     "best_round": fit.best_epoch.tolist(), "given": 0}  # fmt: skip
         given = self.star.give(range(len(fit.graphs)))
         found = fit.evaluate("valid", best=False)
+        for party, metrics in enumerate(found):
+            fit.heard(party, metrics)
         whole = weighted(found)
         if self.patience.judge(whole, self.rounds, fit.private is not None):
             for name, tensor in fit.best.tensors().items():
@@ -479,7 +481,7 @@ class FederatedRun:
     def claim(self) -> dict[str, Any]:
         """What is guaranteed to every party's triples: computed from what is released."""
         if not isinstance(self.settings.privacy, Sound):
-            return NOT_PRIVATE
+            return no_claim(self.settings)
         graphs, epochs = self._setup().graphs(self.recipe), self.federation.rounds * self.federation.local_epochs
         starts = [] if self.path is None else positions(self.path)
         every = self.settings.evaluation.every * self.federation.local_epochs
@@ -678,7 +680,7 @@ class FederatedRun:
             named = zip(parties.names, parties, strict=True)
             about["graphs"] = {name: environment(graph)["graph"] for name, graph in named}
             write_json(folder / "environment.json", "tacit.environment/1", about)
-            told = PROMISED if settings.privacy.sound else NOT_PRIVATE
+            told = PROMISED if settings.privacy.sound else no_claim(settings)
             told = told | {"recipe": recipe, "the_server_learns_of_each_party": discloses}
             write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", told)
             seal(folder, CONFIG, SCHEMA, {"recipe": recipe, "parties": list(parties.names), "settings": settings.json(),

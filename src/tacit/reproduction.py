@@ -52,7 +52,7 @@ from tacit.graph import Graph
 from tacit.models import SCORERS
 from tacit.parties import Parties, partition, pool
 from tacit.privacy.plan import solved
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.privatizers import Published, Sound
 from tacit.run import CONFIG, Run, create
 from tacit.settings import PARTITION, Settings, combine, plain_section, read_settings
 from tacit.tensors import load_graph
@@ -338,6 +338,7 @@ def run_cell(
         if not run.finished:
             run.train(on_event)
         events, more = list(run.events()), {"best_epoch": run.best_epoch} | _of_privacy(run)
+        more |= _by_the_paper(settings, events, "epoch")
     else:
         parties = graph if isinstance(graph, Parties) else divide(graph, cell)
         settings = with_noise(str(cell.recipe), parties, settings, cell.federation)
@@ -346,6 +347,7 @@ def run_cell(
         if not run.finished:
             run.train(on_event)
         events, more = run.events(), {"partition": dict(cell.divided)} | _of_federation(run) | _cost(run)
+        more |= _by_the_paper(settings, events, "round")
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
     parts, seconds = 1 if cell.federation is None else len(run.parties), sum(event["seconds"] for event in events)
     return line(cell, graph, settings, parts=parts, metrics=test, seconds=seconds, command=command, valid=valid, **more)
@@ -420,6 +422,18 @@ def _of_privacy(run: Run) -> dict[str, Any]:
     ranks = rank(run.model, graph.test.triples, graph.statements.triples, memory_mb=wanted.memory_mb)
     sides = {side: metrics.json()["mrr"] for side, metrics in ranks.by_side(wanted.ties).items()}
     return _cost(run) | {"sides": sides}
+
+
+def _by_the_paper(settings: Settings, events: Sequence[Event], each: str) -> dict[str, Any]:
+    """Loss and epsilon by the paper's own accounting, epoch by epoch or round by round: of published mechanisms."""
+    if not isinstance(settings.privacy, Published):
+        return {}
+    found = [event for event in events if event["event"] == each]
+    known = [max((e for e in event["published_accounting"] if e is not None), default=None) for event in found]
+    return {
+        "published_accounting": {"epsilon": known[-1] if known else None, "delta": settings.privacy.delta, "by": known},
+        "loss": [round(float(np.mean(event["loss"])), 5) if None not in event["loss"] else None for event in found],
+    }
 
 
 def _cost(run: Run | FederatedRun) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import logging
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ from tacit.prediction import Embeddings, Format, Prediction, export, predict
 from tacit.privacy.events import Gaussian, Segment, Spent, joined, less
 from tacit.privacy.marginals import Marginals
 from tacit.privacy.plan import Position, again, cap_of, releases, solved, statement
-from tacit.privacy.privatizers import Confidential, Sound
+from tacit.privacy.privatizers import Confidential, Published, Sound
 from tacit.privacy.schedule import USED_UP, Cap, Ledger, check_signal
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
@@ -334,7 +334,7 @@ class Run:
         if self._claim is not None:
             return self._claim
         if not isinstance(self.settings.privacy, Sound):
-            return NOT_PRIVATE
+            return no_claim(self.settings)
         quotes = self._quotes()
         budget = quotes[-1] if quotes else None
         return statement(self.settings, [self.spent], holders=self.holders, budget=budget, ledger=self._ledger)
@@ -396,7 +396,8 @@ class Run:
 def described(settings: Settings, metrics: Mapping[str, Metrics]) -> str:
     """A training in a few words; without what its guarantee is, which takes a while to compute."""
     found = next((f"{split} MRR {metrics[split].mrr:.3f}" for split in ("test", "valid") if split in metrics), None)
-    private = "privacy " + str(settings.json()["privacy"]["name"]) if settings.privacy.sound else "not private"
+    named = settings.json().get("privacy", {}).get("name")
+    private = f"privacy {named}" if settings.privacy.sound else f"{named} as published" if named else "not private"
     return f"{type(settings.scorer).__name__}, dim {settings.dim}, {private}, {found or 'nothing measured'}"
 
 
@@ -474,7 +475,7 @@ def create(
         if cap is not None:
             Ledger.begin(private / SPENT, cap)
         write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
-        write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", NOT_PRIVATE)
+        write_json(folder / SHAREABLE / "privacy.json", "tacit.privacy/1", no_claim(settings))
         seal(folder, CONFIG, SCHEMA, {"settings": settings.json(), "budget": budget, "holders": holders,
                                       "tacit": __version__})  # fmt: skip
     return Run(settings, graph, path, budget, holders)
@@ -530,6 +531,29 @@ NOT_PRIVATE: dict[str, Any] = {
     "why": "Trained without a privacy mechanism: the rows tell of the triples they were trained on.",
     "releases": [],
 }
+
+
+def no_claim(settings: Settings) -> dict[str, Any]:
+    """What is said where nothing is guaranteed: without a mechanism, or with one as its paper prints it."""
+    if not isinstance(settings.privacy, Published):
+        return NOT_PRIVATE
+    name = settings.json()["privacy"]["name"]
+    why = f"No formal guarantee: {name} was run as published, for replication. As printed {settings.privacy.why}."
+    return NOT_PRIVATE | {"why": why, "mode": "published", "mechanism": settings.json()["privacy"]}
+
+
+def by_the_paper(settings: Settings, events: Iterable[Event]) -> str:
+    """What a paper's own accounting says that a training cost, in words that cannot be taken for a claim."""
+    found = [event["published_accounting"] for event in events if event.get("published_accounting")]
+    if not found or not isinstance(settings.privacy, Published):
+        return ""
+    known = [each for each in found[-1] if each is not None]
+    most = (
+        f"epsilon {max(known):.3g} at delta {settings.privacy.delta:g}"
+        if known
+        else "no epsilon at this rate and noise"
+    )
+    return f" Published accounting, which is no claim: {most}."
 
 
 def environment(graph: Graph) -> dict[str, Any]:

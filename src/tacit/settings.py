@@ -28,7 +28,7 @@ from tacit.models.bilinear import RESCAL
 from tacit.models.translational import TransE
 from tacit.negatives import NEGATIVES, Independent, Negatives
 from tacit.optimizers import OPTIMIZERS, Adam, Optimizer
-from tacit.privacy.privatizers import DEFAULT, PRIVATIZERS, Marginals, NoPrivacy, Privatizer, Sound
+from tacit.privacy.privatizers import DEFAULT, PRIVATIZERS, Marginals, NoPrivacy, Privatizer, RepairedFLames, Sound
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LARGEST = 1 << 48
@@ -131,6 +131,11 @@ class Settings:
                 "a schedule that follows a signal looks at it every evaluation.every epochs: set that below "
                 f"training.epochs, which is {self.training.epochs}"
             )
+        if isinstance(self.privacy, RepairedFLames) and (kind != "random-triples" or not self.loss.apart):
+            raise BadValue(
+                'repaired-flames protects positives alone: set negatives.name = "random-triples", and a loss that has '
+                "a positive part (self-adversarial, logistic)"
+            )
         if isinstance(self.privacy, Marginals) and self.privacy.vectors and self.training.reciprocal:
             raise BadValue("noisy counts as vectors have no inverse relations: set training.reciprocal = false")
         if isinstance(self.privacy, Marginals) and self.privacy.vectors and type(self.scorer) is not RESCAL:
@@ -156,7 +161,7 @@ class Settings:
             chosen = getattr(self, section)
             made[section] = {"name": _name_of(registry, chosen)} | asdict(chosen)
         made["scorer"] = {"name": made["scorer"].pop("name"), "dim": self.dim} | made["scorer"]
-        if not self.privacy.sound:
+        if isinstance(self.privacy, NoPrivacy):
             del made["privacy"]
         return made | {"training": asdict(self.training), "evaluation": asdict(self.evaluation)}
 
@@ -167,7 +172,7 @@ class Settings:
         _check_keys(values, [*SECTIONS, "name", "seed"], "")
         if isinstance(privacy := values.get("privacy"), dict) and privacy:
             privacy.setdefault("name", DEFAULT)
-            if privacy["name"] != "none":
+            if getattr(PRIVATIZERS.get(str(privacy["name"])), "sound", False):
                 values = combine(PRIVATE_DEFAULTS, values)
         chosen: dict[str, Any] = {}
         for key, hint in (("name", str), ("seed", int)):

@@ -29,7 +29,7 @@ from tacit.models import Layout, Tables
 from tacit.models.model import Model
 from tacit.models.scorer import matrix_products
 from tacit.models.tables import Prior, relation_weights
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.privatizers import Published, Sound
 from tacit.settings import Settings
 
 LOG = logging.getLogger(__name__)
@@ -116,9 +116,12 @@ class Fit:
         tables = tables.like(lambda tensor: tensor.to(self.device))
         prior = self.prior = None if prior is None else prior.to(self.device)
         self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
-        self.kernel = kernel_for(kernel or settings.training.kernel, self.device)(
-            Objective(scorer, settings.loss, settings.regulariser, prior), self.layout
-        )
+        objective = Objective(scorer, settings.loss, settings.regulariser, prior)
+        self.kernel = kernel_for(kernel or settings.training.kernel, self.device)(objective, self.layout)
+        if isinstance(settings.privacy, Published):
+            from tacit.privacy.published_steps import public_pairs, published_steps
+
+            pairs = public_pairs(settings.privacy, graphs)
         self.examples = Examples(
             graphs,
             self.layout,
@@ -141,10 +144,13 @@ class Fit:
         self.waited, self.finished = np.zeros(parties, np.int64), np.zeros(parties, bool)
         self.private: Any = None
         self.schedule: Any = None
+        self.published: Any = None
+        if isinstance(settings.privacy, Published):
+            self.published = published_steps(settings.privacy, self.cohort, self.examples, objective, self.graphs)
         if isinstance(settings.privacy, Sound):
             from tacit.privacy.steps import PrivateSteps
 
-            self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs)
+            self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs, objective)
             if settings.privacy.adaptive:
                 from tacit.privacy.schedule import Schedule
 
@@ -161,7 +167,8 @@ class Fit:
             return 0.0
         began = time.perf_counter()
         kind = getattr(self.kernel, "epochs", lambda: None)()
-        if kind is not None and self.private is None and kind.fits(self.cohort, self.examples, self.kernel):
+        own = self.private is None and self.published is None
+        if kind is not None and own and kind.fits(self.cohort, self.examples, self.kernel):
             self.epochs = kind(self.cohort, self.examples, self.kernel)
         self._prepared = True
         seconds = time.perf_counter() - began
@@ -192,6 +199,11 @@ class Fit:
         cohort.pace.copy_(torch.from_numpy(self.settings.training.pace(cohort.epochs.cpu().numpy(), self.total_epochs)))
         if self.private is not None:
             return self._private_epoch(wanted.cpu().numpy(), began)
+        if self.published is not None:
+            total, count, steps = self.published.epoch(wanted)
+            cohort.epochs += wanted
+            self._look(total.sum()[None], steps, first)
+            return EpochReport(tuple((total / count).tolist()), steps, int(count.sum()), time.perf_counter() - began)
         if self.epochs is not None:
             sums, taken, examples_seen = self.epochs.run(wanted, most)
             total, count, steps = sums.double().sum(0), examples_seen.double(), int(taken.max())
@@ -286,6 +298,7 @@ class Fit:
         for party in np.flatnonzero(~self.finished if which is None else which & ~self.finished).tolist():
             metrics = self._evaluated(party, "valid", best=False)
             found[party] = metrics
+            self.heard(party, metrics)
             # Under privacy the last is kept: which one was best on validation would tell of the validation triples.
             if self.private is None and metrics.count and not metrics.mrr > self.best_mrr[party]:
                 self.waited[party] += 1
@@ -298,6 +311,21 @@ class Fit:
                 tensor.copy_(now.tensors()[name])
         return found
 
+    def heard(self, party: int, metrics: Metrics) -> None:
+        """Validation of a party: a published mechanism may let its noise follow it."""
+        if self.published is not None and metrics.count:
+            self.published.heard(party, metrics.mrr)
+
+    def spent(self) -> np.ndarray:
+        """(parties,): whose epsilon, by a paper's own accounting, does not allow another epoch."""
+        return np.array([self.published is not None and self.published.spent(n) for n in range(len(self.graphs))])
+
+    def by_the_paper(self) -> Event:
+        """What a published mechanism has cost each party by its paper's accounting, which is no claim."""
+        if self.published is None:
+            return {}
+        return {"published_accounting": [self.published.accounted(party) for party in range(len(self.graphs))]}
+
     def run(self, on_event: Callable[[Event], None], checkpoint: Callable[[], None] | None = None) -> None:
         """Train until every party has had its epochs or steps, or validation has not improved for long enough."""
         training, evaluation = self.settings.training, self.settings.evaluation
@@ -309,10 +337,12 @@ class Fit:
             report = self.epoch()
             number, steps = int(self.cohort.epochs.max()), self.cohort.steps.cpu().numpy()
             on_event({"event": "epoch", "epoch": number, "loss": listed(report.loss), "steps": int(steps.max()),
-                      "examples": report.examples, "seconds": round(report.seconds, 4)})  # fmt: skip
+                      "examples": report.examples, **self.by_the_paper(),
+                      "seconds": round(report.seconds, 4)})  # fmt: skip
             done = self.cohort.epochs.cpu().numpy() >= training.epochs
             if training.steps is not None:
                 done |= steps >= training.steps
+            done |= self.spent()
             if self.schedule is not None and not done.all():
                 if number % evaluation.every == 0:
                     self.check_rows()
@@ -357,6 +387,8 @@ class Fit:
             kept["private.mask"] = self.private.mask
         if self.schedule is not None:
             kept |= self.schedule.state()
+        if self.published is not None:
+            kept |= self.published.state()
         return self.cohort.state() | kept | {name: torch.from_numpy(array.copy()) for name, array in early.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -370,6 +402,8 @@ class Fit:
             self.private.mask = state["private.mask"].to(self.device) if "private.mask" in state else None
         if self.schedule is not None:
             self.schedule.load(state)
+        if self.published is not None:
+            self.published.load(state)
         for name, tensor in self.best.tensors().items():
             tensor.copy_(state[f"best.{name}"])
         for name in ("best_mrr", "best_epoch", "waited", "finished"):

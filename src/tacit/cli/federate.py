@@ -208,6 +208,7 @@ def _parties(found: Graph | Parties, path: str, divided: dict[str, Any], seed: i
 
 def _run(run: FederatedRun, as_json: bool) -> None:
     from tacit.privacy.plan import in_words
+    from tacit.run import by_the_paper
 
     began = time.perf_counter()
     warnings: list[str] = []
@@ -233,7 +234,9 @@ def _run(run: FederatedRun, as_json: bool) -> None:
     if run.settings.privacy.sound:
         show.say(f"{seconds:.1f} s. {in_words(run.claim)}")
     else:
-        show.say(f"Best at round {best}; {seconds:.1f} s. Not private: whoever sees rows learns of the triples.")
+        paper = by_the_paper(run.settings, run.events())
+        told = run.claim["why"] + paper if paper else "Not private: whoever sees rows learns of the triples."
+        show.say(f"Best at round {best}; {seconds:.1f} s. {told}")
     show.say(f"Kept in {run.path}.")
 
 

@@ -177,6 +177,7 @@ def trained_on(found: Graph | Parties, path: str, party: str | None, pooled: boo
 def _train(run: Run, as_json: bool) -> None:
     from tacit.privacy.plan import in_words
     from tacit.privacy.privatizers import Sound
+    from tacit.run import by_the_paper
     from tacit.training import evaluated
 
     began = time.perf_counter()
@@ -209,7 +210,9 @@ def _train(run: Run, as_json: bool) -> None:
     if isinstance(run.settings.privacy, Sound):
         show.say(f"{seconds:.1f} s. {in_words(run.claim)}")
     else:
-        show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. Not private: the rows tell of the triples.")
+        paper = by_the_paper(run.settings, run.events())
+        told = run.claim["why"] + paper if paper else "Not private: the rows tell of the triples."
+        show.say(f"Best at epoch {run.best_epoch}; {seconds:.1f} s. {told}")
     show.say(f"Kept in {run.path}. To try next: tacit evaluate {run.path} --per-relation")
 
 

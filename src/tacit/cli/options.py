@@ -37,7 +37,8 @@ LearningRate = Annotated[float | None, typer.Option(help="(optimizer.learning_ra
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. (training.device)")]
 Patience = Annotated[int | None, typer.Option(help="Validations without improvement. (evaluation.patience)")]
 Privacy = Annotated[
-    str | None, typer.Option(help="marginals (default), dpsgd, frozen, adafest, confidential. (privacy.name)")
+    str | None,
+    typer.Option(help="marginals (default), dpsgd, frozen, adafest, confidential, repaired-flames. (privacy.name)"),
 ]
 Epsilon = Annotated[float | None, typer.Option(help="Train privately, at this cost. (privacy.epsilon)")]
 Delta = Annotated[float | None, typer.Option(help="Default: 1e-5. (privacy.delta)")]

@@ -9,6 +9,11 @@ is public.
     frozen         S2: rows of few triples, by noisy degrees, stay as they are (DP-FEST, Ghazi et al. 2023)
     adafest        S3: a step moves rows whose noisy count of touches is high (DP-AdaFEST, Ghazi et al. 2023)
     confidential   DPKGE (Han et al. 2022), made sound: steps on confidential statements as dpsgd, others as they are
+    repaired-flames  DP-FLames (Hu et al. 2023), made sound: a noisy gap chooses rows; for comparison only
+
+Two more run as the papers print them, for replication, if `mode = "published"` says so. They guarantee nothing:
+
+    dp-flames, dpkge
 """
 
 from __future__ import annotations
@@ -19,7 +24,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from tacit.errors import BadValue
-from tacit.privacy.events import Event, Gaussian, Register, Sampled, Segment, Spent, joined
+from tacit.privacy.events import Event, Gaussian, Register, Sampled, SampledCurve, Segment, Spent, joined
+from tacit.privacy.published import (
+    FLAMES_ORDERS,
+    GAUSSIAN_ORDERS,
+    converted_as_then,
+    dpflames_curve,
+    least_epsilon,
+    sampled_gaussian,
+)
+from tacit.privacy.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -326,6 +340,165 @@ class Confidential(Sound):
         return self.private_steps(step + 1) > self.private_steps(step)
 
 
+@dataclass(frozen=True)
+class RepairedFLames(Sound):
+    """DP-FLames with the noise that its selection takes; kept for comparison.
+
+    Positives alone are protected, and negatives are of random triples. The test passes about as often as it may err, so
+    that entity rows learn next to nothing of the positives (`docs/published.md`); relation rows have noise of their own
+    in each step.
+
+    row_clip: the most that a triple moves an entity row. sigma_r, sigma_p: noise of the gaps and of the test, in units
+    of `sigma`. delta_t: how often a test may be wrong.
+    """
+
+    clip: float = 1.2
+    row_clip: float = 0.8
+    sigma_r: float = 1.0
+    sigma_p: float = 1.0
+    delta_t: float = 1e-11
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection(1.0)
+        if self.unit == "group" or self.degree_share:
+            raise BadValue("rows are selected by triples, in each batch: use dpsgd for groups, and no degree_share")
+
+    def selection(self, sigma: float) -> Selection:
+        """How rows are chosen at a step's noise."""
+        return Selection(self.row_clip, self.sigma_r * sigma, self.sigma_p * sigma, self.delta_t, repaired=True)
+
+    def event(self, rate: float, sigma: float) -> Event:
+        return SampledCurve(rate, self.selection(sigma).divergence + 1 / (2 * sigma**2), self.delta_t)
+
+
+@dataclass(frozen=True)
+class Published(Privatizer):
+    """Base of what runs as a paper prints it: for replication, with no formal guarantee.
+
+    mode: "published", or it is refused. sigma, delta: of the paper. Noise follows the seed, so that a run can be
+    repeated.
+    """
+
+    why: ClassVar[str]
+    """Why nothing is guaranteed, in a sentence or two."""
+    orders: ClassVar[Sequence[float]]
+    """At which the paper's accounting counts."""
+    mode: Literal["sound", "published"] = "sound"
+    sigma: float = 1.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.mode != "published":
+            raise BadValue(
+                f'this mechanism has no formal guarantee ({self.why}). Set privacy.mode = "published" to replicate the '
+                'paper with it; to protect anything, use a sound one: privacy.name = "marginals" or "dpsgd"'
+            )
+        if not (self.sigma > 0 and math.isfinite(self.sigma)):
+            raise BadValue(f"sigma is a number above 0, not {self.sigma}")
+        if not 0 < self.delta < 1:
+            raise BadValue(f"delta is above 0 and below 1, not {self.delta}")
+
+    def cost(self, rate: float, sigma: float, steps: int, released: float) -> Sequence[float]:
+        """What the paper says that steps cost at its orders, of which so many released something."""
+        raise NotImplementedError
+
+    def accounted(self, curve: Sequence[float]) -> float:
+        """The epsilon that the paper makes of it: "published accounting", and no claim."""
+        return converted_as_then(self.orders, curve, self.delta)
+
+
+@dataclass(frozen=True)
+class DPFLames(Published):
+    """DP-FLames as printed (Hu et al. 2023), misprints resolved as `docs/published.md` says.
+
+    Attributes
+    ----------
+    published_epsilon
+        Training ends where the paper's own accounting has reached this; default: it does not end it.
+    clip, row_clip, sigma_r, sigma_p
+        C1, C2, and the noise of the gaps and of the test.
+    delta_t
+        How often the test may be wrong; the paper has no figure for it.
+    test
+        False: selected rows are released whatever the test says (the variant `published-no-test`).
+    pairs
+        Where (head, relation) of negatives are from: validation triples, taken to be public; training triples; or they
+        are random.
+    follows
+        Adp: the noise is multiplied by `falls` whenever a party's validation MRR grew by less than `least`
+        (validation), or every `every` epochs (epochs).
+    """
+
+    why = (
+        "one triple moves a gap by twice what its noise is made for, the relations have no noise at all, and one batch "
+        "is amplified as if it were two"
+    )
+    orders = FLAMES_ORDERS
+    published_epsilon: float | None = None
+    clip: float = 1.2
+    row_clip: float = 0.8
+    sigma_r: float = 1.0
+    sigma_p: float = 1.0
+    delta_t: float = 1e-11
+    test: bool = True
+    pairs: Literal["validation", "training", "random"] = "validation"
+    follows: Literal["nothing", "validation", "epochs"] = "nothing"
+    falls: float = 0.95
+    least: float = 0.001
+    every: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection()
+        if not self.clip > 0:
+            raise BadValue(f"clip is a number above 0, not {self.clip}")
+        if not 0 < self.falls <= 1 or self.every < 1:
+            raise BadValue("falls is above 0 and at most 1, and every at least 1")
+        if self.published_epsilon is not None and not self.published_epsilon > 0:
+            raise BadValue(f"published_epsilon is a number above 0, not {self.published_epsilon}")
+
+    def selection(self) -> Selection:
+        return Selection(self.row_clip, self.sigma_r, self.sigma_p, self.delta_t, tests=self.test)
+
+    def cost(self, rate: float, sigma: float, steps: int, released: float) -> Sequence[float]:
+        return dpflames_curve(rate, sigma, steps, released, sigma_r=self.sigma_r, sigma_p=self.sigma_p)
+
+    def accounted(self, curve: Sequence[float]) -> float:
+        return converted_as_then(self.orders, curve, self.delta / 2)
+
+    def least_accounted(self, rate: float) -> float:
+        """What the paper's accounting says before the first step."""
+        return least_epsilon(rate, self.sigma, self.delta)
+
+
+@dataclass(frozen=True)
+class DPKGE(Published):
+    """DPKGE as printed (Han et al. 2022): `confidential` is what is sound of it.
+
+    percentile: the clip is that percentile of the batch's norms, unless `clip` gives one. delta: the paper has 1 / the
+    number of training triples.
+    """
+
+    why = (
+        "noise goes only to rows that the batch touched, so that rows that move tell of it; a triple and its negative "
+        "are clipped apart, and the clip and the order of batches follow the data"
+    )
+    orders = GAUSSIAN_ORDERS
+    percentile: float = 20.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.percentile <= 100:
+            raise BadValue(f"percentile is above 0 and at most 100, not {self.percentile}")
+        if self.clip is not None and not self.clip > 0:
+            raise BadValue(f"clip is a number above 0, not {self.clip}")
+
+    def cost(self, rate: float, sigma: float, steps: int, released: float) -> Sequence[float]:
+        return [released * each for each in sampled_gaussian(rate, sigma)]
+
+
 def rounded(units: int) -> int:
     """To two digits, below 1,000 to one; at least 10."""
     digits = max(1, len(str(max(units, 1))) - (2 if units >= 1000 else 1))
@@ -339,6 +512,9 @@ PRIVATIZERS: dict[str, type[Privatizer]] = {
     "frozen": FrozenRows,
     "adafest": AdaFEST,
     "confidential": Confidential,
+    "repaired-flames": RepairedFLames,
+    "dp-flames": DPFLames,
+    "dpkge": DPKGE,
 }
 DEFAULT = "marginals"
 """What an epsilon without a name means: none of the others is known to be better at the same epsilon."""

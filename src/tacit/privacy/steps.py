@@ -19,8 +19,9 @@ from tacit.draws import MASK, Purpose, Secret, blocks
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import NO_GROUP, Graph
-from tacit.kernels.contract import Clipped, Kernel, Plain
-from tacit.privacy.privatizers import AdaFEST, Confidential, Sound
+from tacit.kernels.contract import Clipped, Kernel, Objective, Plain
+from tacit.privacy.apart import PublicNegatives
+from tacit.privacy.privatizers import AdaFEST, Confidential, RepairedFLames, Sound
 
 Tensor = Any
 SLOTS = 1 << 22
@@ -83,7 +84,9 @@ class PrivateSteps:
         How many times the noise has fallen by a signal (`tacit.privacy.schedule`).
     """
 
-    def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph]):
+    def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph],
+                 objective: Objective | None = None):  # fmt: skip
+        """`objective`: for those that take the parts of a loss apart."""
         if privatizer.sigma is None:
             raise TacitError("the noise of this training has not been solved for yet")
         for reason in (examples.negatives.refusal(), examples.sampling.refusal()):
@@ -99,6 +102,14 @@ class PrivateSteps:
         self.clip = torch.full((len(graphs),), privatizer.clip, device=self.device)
         self.mask: Tensor | None = None
         self.falls = 0
+        self.negatives: PublicNegatives | None = None
+        if isinstance(privatizer, RepairedFLames):
+            if objective is None:
+                raise TacitError("what is minimised has to be known where parts of a loss are taken apart")
+            self.negatives = PublicNegatives(
+                cohort, objective, examples.world, seed=examples.seed, batch=examples.sampling.batch,
+                tails=examples.negatives.count, pairs=False,
+            )  # fmt: skip
         if isinstance(privatizer, Confidential):
             public = [np.flatnonzero(~_confidential(graph)) for graph in graphs]
             sizes = np.array([len(rows) for rows in public])
@@ -175,6 +186,8 @@ class PrivateSteps:
 
     def rule(self) -> Clipped:
         """One norm over all rows of a unit, in both tables."""
+        if isinstance(self.privatizer, RepairedFLames):
+            return Clipped(self.clip, row_clip=self.privatizer.row_clip, part="positive")
         return Clipped(self.clip, row_mask=self.mask, relation_scale=self.privatizer.relation_scale)
 
     def _unrestricted(self, active: Tensor) -> Tensor:
@@ -219,8 +232,38 @@ class PrivateSteps:
         if isinstance(privatizer, AdaFEST):
             apart = [privatizer.apart(each) for each in sigma]
             kept, sigma = self._selected(active, rows, [a for a, _ in apart]), [b for _, b in apart]
+        if isinstance(privatizer, RepairedFLames):
+            kept = self._by_gap(active, sigma)
         noise = SecretNoise(self.secret, torch.tensor(sigma, device=self.device) * self.clip, kept)
+        if self.negatives is not None:
+            cohort.protect(noise, active)
+            self.negatives.add(active)
+            cohort.move(self.divisor, active, whole=bool(active.all()))
+            return
         cohort.finish(self.divisor, active, noise=noise, relation_scale=privatizer.relation_scale)
+
+    def _by_gap(self, active: Tensor, sigma: Sequence[float]) -> Tensor:
+        """Entity rows that a noisy gap chooses, if its test passes: DP-FLames' selection with the noise that it takes.
+
+        How many rows there may be is public: from the expected batch on to twice that.
+        """
+        privatizer, layout = self.privatizer, self.layout
+        assert isinstance(privatizer, RepairedFLames)
+        into = self.cohort.gradients.tables.entity
+        kept = torch.zeros(len(into), dtype=torch.bool, device=self.device)
+        for party in active.nonzero()[:, 0].tolist():
+            rows, step, number = layout.rows("entity", party), int(self.cohort.steps[party]), layout.numbers[party]
+            last = min(2 * round(self.batch[party]), layout.entities[party] - 1)
+            first = max(1, min(round(self.batch[party]), last))
+            top, which = torch.linalg.vector_norm(into[rows], dim=1).topk(last + 1)
+            words = self.secret.words(Purpose.NOISE_GAP, number, step, 2 * (last + 1 - first), self.device)
+            halves = words.double().reshape(-1, 2)
+            gumbel = -(-((halves[:, 0] + (halves[:, 1] + 0.5) * 2.0**-32) * 2.0**-32).log()).log()
+            normal = self.secret.normal(Purpose.NOISE_SIGNAL, number, step, 1, self.device)[0]
+            k, passed = privatizer.selection(sigma[party]).choose(top.double(), first, gumbel, normal.double())
+            if bool(passed):
+                kept[layout.entity_start[party] + which[: int(k)]] = True
+        return kept
 
     def _selected(self, active: Tensor, rows: Tensor, sigma: Sequence[float]) -> Tensor:
         """Entity rows whose noisy count of touches in this batch is high enough; a triple's touches have norm 1."""

@@ -1,0 +1,465 @@
+"""Steps of DP-FLames and DPKGE as their papers print them: for replication, with no formal guarantee.
+
+Batches are shuffled triples of a fixed number, as in the code that both are made from. Everything has fixed shapes, and
+the host is never waited for, so that on a GPU several steps are one CUDA graph. What each mechanism gets wrong, and
+where: `docs/published.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.cohort import Cohort
+from tacit.draws import Purpose, Stream, below, blocks
+from tacit.errors import TacitError
+from tacit.examples import Examples
+from tacit.graph import Graph
+from tacit.kernels.contract import Objective
+from tacit.privacy.apart import PublicNegatives
+from tacit.privacy.privatizers import DPKGE, DPFLames, Published
+
+Tensor = Any
+AT_ONCE = 16
+"""Steps in one CUDA graph."""
+ABSENT = -1
+
+
+class PublishedSteps:
+    """Epochs of a cohort's parties under a published mechanism.
+
+    Attributes
+    ----------
+    per_epoch
+        Of each party, steps.
+    sigma
+        (parties,): the noise as it is now.
+    curve
+        (parties, orders): what the paper's accounting counts so far.
+    released
+        (parties,): steps that released anything of protected triples' entity rows.
+    """
+
+    def __init__(self, privatizer: Published, cohort: Cohort, examples: Examples, objective: Objective,
+                 graphs: Sequence[Graph]):  # fmt: skip
+        if cohort.tables.shared:
+            raise TacitError("the papers' mechanisms know entity and relation rows alone: use a scorer without weights")
+        if examples.queries or examples.sampling.reciprocal:
+            raise TacitError(
+                "the papers' mechanisms train on triples: set training.reciprocal = false, and no k-vs-all"
+            )
+        self.published, self.cohort, self.examples, self.objective = privatizer, cohort, examples, objective
+        self.layout, self.device, self.seed = examples.layout, examples.device, examples.seed
+        self.graphs, self.batch = tuple(graphs), examples.sampling.batch
+        parties = len(graphs)
+        self.numbers = torch.tensor(self.layout.numbers, device=self.device)
+        self.divisor = torch.full((parties,), float(self.batch), device=self.device)
+        self.sigma = torch.full((parties,), privatizer.sigma, device=self.device)
+        self.curve = torch.zeros(parties, len(privatizer.orders), dtype=torch.float64)
+        self.released, self.loss, self.count = (
+            torch.zeros(parties, dtype=torch.float64, device=self.device) for _ in range(3)
+        )
+        self.number = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.wanted = torch.zeros(parties, dtype=torch.bool, device=self.device)
+        self.per_epoch: list[int] = []
+        self.before = torch.full((parties,), -math.inf, dtype=torch.float64)
+        """Each party's validation MRR when it was last heard of."""
+        self.graph: Any = None
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed training needs, beyond the cohort's."""
+        found = {"sigma": self.sigma, "curve": self.curve, "released": self.released, "before": self.before}
+        return {f"published.{name}": tensor for name, tensor in found.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+    # -- an epoch ------------------------------------------------------------------------------------------------------
+
+    def epoch(self, wanted: Tensor) -> tuple[Tensor, Tensor, int]:
+        """All steps of the wanted parties; sums of losses and numbers of examples, (parties,), and steps."""
+        self.shuffle()
+        before = self.released.tolist()
+        self.wanted.copy_(wanted)
+        self.number.zero_()
+        self.loss.zero_()
+        self.count.zero_()
+        most = max((many for many, there in zip(self.per_epoch, wanted.tolist(), strict=True) if there), default=0)
+        if self.device.type == "cuda":
+            self._replay(most)
+        else:
+            for _ in range(most):
+                self.step()
+        for party, there in enumerate(wanted.tolist()):
+            if there:
+                self.curve[party] += self.cost(party, float(self.released[party]) - before[party])
+                self.ended(party)
+        return self.loss.clone(), self.count.clone(), most
+
+    def _replay(self, most: int) -> None:
+        """So many steps, several to a graph; those beyond find no party active, and change nothing."""
+        if self.graph is None:
+            kept = {name: tensor.clone() for name, tensor in self._moving().items()}
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.step()
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                for _ in range(AT_ONCE):
+                    self.step()
+            for name, tensor in self._moving().items():
+                tensor.copy_(kept[name])
+        for _ in range(-(-most // AT_ONCE)):
+            self.graph.replay()
+
+    def _moving(self) -> dict[str, Tensor]:
+        """Everything that a step changes."""
+        own = {"released": self.released, "loss": self.loss, "count": self.count, "number": self.number}
+        return self.cohort.state() | own
+
+    def shuffle(self) -> None:
+        """New orders of the triples."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """One step of every party that has one left."""
+        raise NotImplementedError
+
+    def rate(self, party: int) -> float:
+        """B / N, by the paper."""
+        raise NotImplementedError
+
+    def cost(self, party: int, released: float) -> Tensor:
+        """What the paper says that an epoch of this party costs, at its orders."""
+        steps, sigma = self.per_epoch[party], float(self.sigma[party])
+        return torch.tensor(self.published.cost(self.rate(party), sigma, steps, released), dtype=torch.float64)
+
+    def accounted(self, party: int) -> float | None:
+        """The epsilon of the paper's accounting so far; None: it has none."""
+        found = self.published.accounted(self.curve[party].tolist())
+        return found if math.isfinite(found) else None
+
+    def spent(self, party: int) -> bool:
+        """Whether another epoch might cost more than was asked for, by the paper's accounting."""
+        asked: float | None = getattr(self.published, "published_epsilon", None)
+        if asked is None:
+            return False
+        after = self.curve[party] + self.cost(party, self.per_epoch[party])
+        return self.published.accounted(after.tolist()) > asked
+
+    def ended(self, party: int) -> None:
+        """An epoch of this party has ended."""
+
+    def heard(self, party: int, mrr: float) -> None:
+        """A party's validation MRR."""
+
+    # -- what both have in common --------------------------------------------------------------------------------------
+
+    def orders(self, chosen: Sequence[np.ndarray], which: int) -> Tensor:
+        """(parties, places): rows of each party's chosen triples in a new order, padded; whole batches."""
+        epoch = self.cohort.epochs.tolist()
+        wide = max(1, max(-(-len(rows) // self.batch) for rows in chosen)) * self.batch
+        made = np.full((len(chosen), wide), ABSENT, np.int64)
+        for party, rows in enumerate(chosen):
+            draw = Stream(self.seed, Purpose.SHUFFLE, self.layout.numbers[party], 2 * epoch[party] + which)
+            made[party, : len(rows)] = rows[draw.permutation(len(rows))]
+        return torch.from_numpy(made).to(self.device)
+
+    def rows_at(self, order: Tensor, first: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """(parties, batch) rows of triples from each party's place on, and whether there is one."""
+        at = first[:, None] + torch.arange(self.batch, device=self.device)
+        row = order.gather(1, at.clamp(max=order.shape[1] - 1))
+        there = (row != ABSENT) & (at < order.shape[1]) & active[:, None]
+        return row.clamp(min=0), there
+
+    def words(self, purpose: Purpose, count: int) -> Tensor:
+        """(parties, count) 32-bit words at each party's count of steps."""
+        block = torch.arange(-(-count // 4), device=self.device)[None]
+        found = blocks(self.seed, purpose, self.numbers[:, None], self.cohort.steps[:, None], block)
+        return torch.stack(found, -1).flatten(1)[:, :count]
+
+    def uniforms(self, purpose: Purpose, count: int) -> Tensor:
+        """In (0, 1)."""
+        return (self.words(purpose, count).double() + 0.5) * 2.0**-32
+
+    def normals(self, purpose: Purpose, count: int) -> Tensor:
+        """(parties, count) standard normals (Box and Muller 1958); simulated noise."""
+        u = self.uniforms(purpose, 2 * (-(-count // 2))).unflatten(1, (-1, 2))
+        radius, angle = (-2.0 * u[..., 0].log()).sqrt(), (2.0 * math.pi) * u[..., 1]
+        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :count].float()
+
+
+class FLamesSteps(PublishedSteps):
+    """DP-FLames, Algorithms 1 and 2: positives clipped and selected, noise on what is selected; negatives public."""
+
+    def __init__(self, privatizer: DPFLames, cohort: Cohort, examples: Examples, objective: Objective,
+                 graphs: Sequence[Graph]):  # fmt: skip
+        super().__init__(privatizer, cohort, examples, objective, graphs)
+        if not objective.loss.apart:
+            raise TacitError(
+                "DP-FLames protects the positive part of a loss: use one that has parts (self-adversarial)"
+            )
+        self.privatizer, self.selection = privatizer, privatizer.selection()
+        self.per_epoch = [-(-len(graph.train) // self.batch) for graph in graphs]
+        self.each = torch.tensor(self.per_epoch, device=self.device)
+        self.all = [np.arange(len(g.train)) + int(s) for g, s in zip(graphs, examples.start, strict=False)]
+        self.order = self.orders(self.all, 0)
+        most = max(self.layout.entities)
+        place = np.full((len(graphs), most), ABSENT, np.int64)
+        for party, many in enumerate(self.layout.entities):
+            place[party, :many] = self.layout.entity_start[party] + np.arange(many)
+        self.place, self.real = torch.from_numpy(place.clip(0)).to(self.device), torch.from_numpy(place >= 0)
+        self.real = self.real.to(self.device)
+        self.last = min(2 * self.batch, min(self.layout.entities) - 1)
+        self.first = min(self.batch, self.last)
+        self.kept = torch.arange(self.last, device=self.device)[None]
+        self.negatives = PublicNegatives(
+            cohort, objective, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
+            pairs=privatizer.pairs != "random",
+        )  # fmt: skip
+
+    def shuffle(self) -> None:
+        self.order.copy_(self.orders(self.all, 0))
+
+    def step(self) -> None:
+        cohort, active = self.cohort, self.wanted & (self.number < self.each)
+        row, there = self.rows_at(self.order, (self.number * self.batch).expand(len(active)), active)
+        loss = self._positives(row, there)
+        self._select(active)
+        self.loss += loss + self.negatives.add(active)
+        self.count += there.sum(1)
+        cohort.move(self.divisor, active)
+        self.number += 1
+
+    def _positives(self, row: Tensor, there: Tensor) -> Tensor:
+        """Add up the positive parts, clipped; (parties,) sums of losses."""
+        tables, into, privatizer = self.cohort.tables, self.cohort.gradients.tables, self.privatizer
+        h, r, t = self.examples.triples[row].unbind(-1)
+        leaves = gathered(tables.entity[h], tables.relation[r], tables.entity[t])
+        with torch.enable_grad():
+            score = self.objective.scorer.score(*leaves)
+            loss, _ = self.objective.loss(score.reshape(-1), *_no_negatives(score))
+            loss = loss.reshape(score.shape)
+            head, relation, tail = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), leaves)
+        loop = (h == t)[..., None]
+        head, tail = torch.where(loop, head + tail, head), torch.where(loop, 0.0, tail)
+        head, relation, tail = clipped((head, relation, tail), privatizer.clip, there)
+        head, tail = (shortened(part, privatizer.row_clip) for part in (head, tail))
+        into.entity.index_add_(0, h.reshape(-1), head.flatten(0, 1))
+        into.entity.index_add_(0, t.reshape(-1), tail.flatten(0, 1))
+        into.relation.index_add_(0, r.reshape(-1), relation.flatten(0, 1))  # as printed: no noise on relations
+        return torch.where(there, loss.detach(), 0.0).double().sum(1)
+
+    def _select(self, active: Tensor) -> None:
+        """Algorithm 2, and noise on the rows it gives; all others lose what was added up."""
+        into, width = self.cohort.gradients.tables.entity, self.cohort.tables.entity.shape[1]
+        norms = torch.where(self.real, torch.linalg.vector_norm(into, dim=1)[self.place], -1.0)
+        top, which = norms.topk(self.last + 1, dim=1)
+        gumbel = -(-self.uniforms(Purpose.NOISE_GAP, self.last + 1 - self.first).log()).log()
+        k, passed = self.selection.choose(top, self.first, gumbel.float(), self.normals(Purpose.NOISE_SIGNAL, 1)[:, 0])
+        ids = self.place.gather(1, which[:, : self.last])
+        chosen = (self.kept < k[:, None]) & (passed & active)[:, None]
+        noise = self.normals(Purpose.NOISE_ENTITY, self.last * width).unflatten(1, (self.last, width))
+        released = into[ids] + noise * (self.sigma * self.privatizer.clip)[:, None, None]
+        into.zero_()
+        into.index_add_(0, ids.reshape(-1), torch.where(chosen[..., None], released, 0.0).flatten(0, 1))
+        self.released += passed & active
+
+    # -- what the paper says it costs ----------------------------------------------------------------------------------
+
+    def rate(self, party: int) -> float:
+        return self.batch / max(len(self.graphs[party].train), self.batch + 1)
+
+    def heard(self, party: int, mrr: float) -> None:
+        wanted = self.privatizer
+        if wanted.follows == "validation" and mrr - float(self.before[party]) < wanted.least:
+            self.sigma[party] *= wanted.falls
+        self.before[party] = mrr
+
+    def ended(self, party: int) -> None:
+        wanted = self.privatizer
+        if wanted.follows == "epochs" and (int(self.cohort.epochs[party]) + 1) % wanted.every == 0:
+            self.sigma[party] *= wanted.falls
+
+
+class DPKGESteps(PublishedSteps):
+    """DPKGE, Algorithm 1: confidential batches clipped sample by sample, with noise on touched rows; others plain."""
+
+    def __init__(self, privatizer: DPKGE, cohort: Cohort, examples: Examples, objective: Objective,
+                 graphs: Sequence[Graph]):  # fmt: skip
+        super().__init__(privatizer, cohort, examples, objective, graphs)
+        self.privatizer = privatizer
+        marks = [_marked(graph) for graph in graphs]
+        starts = [int(start) for start in examples.start[:-1]]
+        self.sets = [
+            [np.flatnonzero(mark if confidential else ~mark) + start for mark, start in zip(marks, starts, strict=True)]
+            for confidential in (True, False)
+        ]
+        self.batches = torch.tensor([[-(-len(rows) // self.batch) for rows in kind] for kind in self.sets])
+        self.batches = self.batches.to(self.device)
+        self.sizes = torch.tensor([[len(rows) for rows in kind] for kind in self.sets], device=self.device)
+        self.per_epoch = self.batches.sum(0).tolist()
+        self.each = self.batches.sum(0)
+        self.order = [self.orders(kind, which) for which, kind in enumerate(self.sets)]
+        self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
+        """(2, parties): confidential and unrestricted batches so far."""
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"published.done": self.done}
+
+    def _moving(self) -> dict[str, Tensor]:
+        return super()._moving() | {"done": self.done}
+
+    def shuffle(self) -> None:
+        for which, kind in enumerate(self.sets):
+            self.order[which].copy_(self.orders(kind, which))
+
+    def is_confidential(self) -> Tensor:
+        """(parties,): lines 4 to 9: the exact ratio decides, and a coin where it does not."""
+        (conf, plain), (many, others) = self.done, self.sizes
+        over, under = plain * many > others * conf, plain * many < others * conf
+        confidential = (others == 0) | ((conf == 0) & (plain > 0)) | ((conf > 0) & over)
+        unrestricted = (many == 0) | ((plain == 0) & (conf > 0)) | ((conf > 0) & under)
+        coin = self.words(Purpose.COIN, 1)[:, 0] % 2 == 0
+        return confidential | (~unrestricted & coin)
+
+    def step(self) -> None:
+        cohort, active = self.cohort, self.wanted & (self.number < self.each)
+        private = self.is_confidential()
+        place = torch.where(private, self.done[0], self.done[1])
+        found = [
+            self.rows_at(order, (place % batches.clamp(min=1)) * self.batch, active & kind)
+            for order, batches, kind in zip(self.order, self.batches, (private, ~private), strict=True)
+        ]
+        row = torch.where(private[:, None], found[0][0], found[1][0])
+        there = torch.where(private[:, None], found[0][1], found[1][1])
+        self.loss += self._add(row, there, private)
+        self.count += there.sum(1)
+        self.done += torch.stack([private & active, ~private & active])
+        self.released += private & active
+        cohort.move(self.divisor, active)
+        self.number += 1
+
+    def _add(self, row: Tensor, there: Tensor, private: Tensor) -> Tensor:
+        """Add up the gradients of positives and of one corrupted triple each; (parties,) sums of losses."""
+        tables, into = self.cohort.tables, self.cohort.gradients.tables
+        h, r, t = self.examples.triples[row].unbind(-1)
+        words = self.words(Purpose.NEGATIVES, 2 * self.batch).unflatten(1, (self.batch, 2))
+        world = self.examples.world
+        other = world.entity[world.first[:, None] + below(words[..., 0], world.many[:, None])]
+        asks = words[..., 1] % 2 == 0
+        h2, t2 = torch.where(asks, other, h), torch.where(asks, t, other)
+        true = gathered(tables.entity[h], tables.relation[r], tables.entity[t])
+        false = gathered(tables.entity[h2], tables.relation[r], tables.entity[t2])
+        with torch.enable_grad():
+            loss = self._losses(true, false)
+            gradients = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), [*true, *false])
+        samples = (gradients[:3], gradients[3:])
+        lengths = torch.stack([length(sample) for sample in samples], -1)
+        clip = self._clip(lengths, there)
+        noisy = private[:, None]
+        for sample, ids in zip(samples, ((h, r, t), (h2, r, t2)), strict=True):
+            cut = clipped(sample, clip[:, None], there)
+            for part, plain, rows in zip(cut, sample, ids, strict=True):
+                table = into.relation if rows is r else into.entity
+                table.index_add_(0, rows.reshape(-1), torch.where(noisy[..., None], part, plain).flatten(0, 1))
+        deviation = torch.where(private, self.sigma * clip, 0.0)
+        for table, rows, purpose in (
+            (into.entity, torch.cat([h, t, h2, t2], 1), Purpose.NOISE_ENTITY),
+            (into.relation, r, Purpose.NOISE_RELATION),
+        ):
+            self._noise(table, rows, there.repeat(1, rows.shape[1] // self.batch), deviation, purpose)
+        return torch.where(there, loss.detach(), 0.0).double().sum(1)
+
+    def _losses(self, true: Sequence[Tensor], false: Sequence[Tensor]) -> Tensor:
+        """(parties, batch)."""
+        score, against = (self.objective.scorer.score(*rows) for rows in (true, false))
+        flat = against.reshape(-1, 1)
+        parts = self.objective.loss(score.reshape(-1), flat, torch.ones_like(flat, dtype=torch.bool))
+        return (parts[0] + parts[1]).reshape(score.shape)
+
+    def _clip(self, lengths: Tensor, there: Tensor) -> Tensor:
+        """(parties,): the percentile of the batch's norms, of samples that have a gradient at all."""
+        if self.privatizer.clip is not None:
+            return torch.full_like(self.sigma, self.privatizer.clip)
+        norms = torch.where((lengths > 0) & there[..., None], lengths, torch.nan).flatten(1)
+        return norms.nanquantile(self.privatizer.percentile / 100, dim=1).nan_to_num(0.0)
+
+    def _noise(self, table: Tensor, rows: Tensor, there: Tensor, deviation: Tensor, purpose: Purpose) -> None:
+        """On each row that the batch touched, once."""
+        width = table.shape[1]
+        marked = torch.where(there, rows, ABSENT)
+        ordered, place = marked.sort(dim=1)
+        new = ordered != ABSENT
+        new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+        once = torch.zeros_like(new).scatter(1, place, new)
+        noise = self.normals(purpose, rows.shape[1] * width).unflatten(1, (-1, width)) * deviation[:, None, None]
+        table.index_add_(0, rows.reshape(-1), torch.where(once[..., None], noise, 0.0).flatten(0, 1))
+
+    def rate(self, party: int) -> float:
+        return self.batch / max(int(self.sizes[0, party]), self.batch + 1)
+
+
+def published_steps(
+    privatizer: Published, cohort: Cohort, examples: Examples, objective: Objective, graphs: Sequence[Graph]
+) -> PublishedSteps:
+    """The steps of a mechanism."""
+    if isinstance(privatizer, DPFLames):
+        return FLamesSteps(privatizer, cohort, examples, objective, graphs)
+    assert isinstance(privatizer, DPKGE)
+    return DPKGESteps(privatizer, cohort, examples, objective, graphs)
+
+
+def public_pairs(privatizer: Published, graphs: Sequence[Graph]) -> list[np.ndarray] | None:
+    """The (head, relation) that DP-FLames draws negatives from; None: it needs no list."""
+    if not isinstance(privatizer, DPFLames) or privatizer.pairs == "random":
+        return None
+    found = [(graph.valid if privatizer.pairs == "validation" else graph.train).triples[:, :2] for graph in graphs]
+    if any(not len(pairs) for pairs in found):
+        raise TacitError('a party has no validation triples to take public pairs from: set privacy.pairs = "random"')
+    return found
+
+
+def gathered(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Copies that a gradient goes back to."""
+    return tuple(row.detach().requires_grad_() for row in rows)
+
+
+def length(parts: Sequence[Tensor]) -> Tensor:
+    """The norm over all of a sample's rows."""
+    return torch.stack([part.square().sum(-1) for part in parts]).sum(0).sqrt()
+
+
+def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor) -> tuple[Tensor, ...]:
+    """One norm over all rows of a sample, cut to the clip; a sample that is absent, or not finite, adds nothing."""
+    norm = length(parts)
+    factor = torch.where(norm > 0, (clip / norm).clamp(max=1.0), 1.0)
+    factor = torch.where(there & norm.isfinite(), factor, 0.0)[..., None]
+    return tuple(torch.where(factor > 0, part * factor, 0.0) for part in parts)
+
+
+def shortened(rows: Tensor, most: float) -> Tensor:
+    """Each row cut to a length."""
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return torch.where(norm > most, rows * (most / norm), rows)
+
+
+def _no_negatives(score: Tensor) -> tuple[Tensor, Tensor]:
+    none = score.new_zeros(score.numel(), 1)
+    return none, torch.zeros_like(none, dtype=torch.bool)
+
+
+def _marked(graph: Graph) -> np.ndarray:
+    if graph.train.confidential is None:
+        raise TacitError("nothing in the graph is marked confidential: mark statements (tacit data mark)")
+    found: np.ndarray = graph.train.confidential
+    return found
