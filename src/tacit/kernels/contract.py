@@ -188,6 +188,8 @@ class Gradients:
 class Kernel(Protocol):
     """The hot path: one contract, several implementations, all equal to the reference on fresh inputs."""
 
+    objective: Objective
+
     def __init__(self, objective: Objective, layout: Layout) -> None: ...
 
     def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:

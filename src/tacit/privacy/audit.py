@@ -22,7 +22,7 @@ from tacit.models import Tables
 from tacit.privacy.accountant import epsilon
 from tacit.privacy.bounds import best_threshold, epsilon_from_counts
 from tacit.privacy.marginals import Marginals as Counts
-from tacit.privacy.privatizers import Confidential, Marginals, Sound
+from tacit.privacy.privatizers import Confidential, Marginals, RepairedFLames, Sound
 from tacit.privacy.steps import PrivateSteps
 from tacit.settings import Settings
 from tacit.training import Fit
@@ -32,6 +32,8 @@ KNOWN = [("a", "likes", "b"), ("b", "likes", "c"), ("c", "knows", "a")]
 CANARY = ("x", "trusts", "y")
 OTHERS = tuple("defghijklm")
 AT_ONCE, STEPS, POOL = 500, 2, 8
+ROUNDING = 1e-5
+"""What is smaller was not released."""
 CLIP = 0.05
 """Far below the norm of any gradient here, so that every unit weighs as much as it may."""
 
@@ -117,9 +119,10 @@ def _counts(privatizer: Sound, many: int, there: bool, kind: object, seed: int) 
 
 def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> dict[str, np.ndarray]:
     """Two steps of plain gradient descent, from which what was added up can be read off."""
+    drawn = "random-triples" if isinstance(privatizer, RepairedFLames) else "pool"
     settings = Settings.make({
         "seed": seed, "scorer": {"name": "transe", "dim": 4, "gamma": 4.0}, "loss": {"name": "logistic"},
-        "negatives": {"name": "pool", "count": POOL, "scope": "vocabulary"},
+        "negatives": {"name": drawn, "count": POOL, "scope": "vocabulary"},
         "optimizer": {"name": "sgd", "learning_rate": 1.0}, "training": {"batch": len(KNOWN), "device": "cpu"},
     })  # fmt: skip
     settings = replace(settings, privacy=privatizer)
@@ -139,9 +142,9 @@ def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> d
         reader = kind(privatizer, other.cohort, other.kernel, other.examples, other.graphs)
         known, canary = _sums(other, reader, private)
         private.step(active)
-        released = private.batch[0] * (_flat(fit, before) - _flat(fit, fit.cohort.tables))
+        released = private.batch[0] * (_flat(fit, before) - _flat(fit, fit.cohort.tables)) - _public(other, reader)
         still.append(torch.stack([(released[:, place] == 0).all(1) for place in own], 1).sum(1))
-        residuals.append(released - _flat(fit, known))
+        residuals.append(torch.where(released.abs() > ROUNDING, released - _flat(fit, known), 0.0))
         directions.append(_flat(fit, canary))
     left, toward = torch.cat(residuals, 1).double(), torch.cat(directions, 1).double()
     return {
@@ -186,6 +189,17 @@ def _sums(other: Fit, reader: PrivateSteps, private: PrivateSteps) -> tuple[Tabl
         reader.kernel.accumulate(other.cohort.tables, chunk, reader.rule(), gradients)
         made.append(gradients.tables)
     return made[0], made[1]
+
+
+def _public(other: Fit, reader: PrivateSteps) -> Tensor:
+    """What a step adds of public draws, which everybody can take off again."""
+    gradients = other.cohort.gradients
+    if reader.negatives is None:
+        return torch.zeros(())
+    reader.negatives.add(torch.ones(len(other.graphs), dtype=torch.bool))
+    found = _flat(other, gradients.tables).clone()
+    gradients.empty()
+    return found
 
 
 def _flat(fit: Fit, tables: Tables) -> Tensor:

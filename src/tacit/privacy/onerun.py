@@ -503,7 +503,7 @@ class Dirac:
     """A kernel for which a canary's gradient is the whole clip on one number of its own row; others' as they are."""
 
     def __init__(self, kernel: Kernel, rows: Tensor):
-        self.kernel, self.rows = kernel, rows
+        self.kernel, self.rows, self.objective = kernel, rows, kernel.objective
 
     def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
         if not isinstance(rule, Clipped):

@@ -222,6 +222,7 @@ class FLamesSteps(PublishedSteps):
         self.last = min(2 * self.batch, min(self.layout.entities) - 1)
         self.first = min(self.batch, self.last)
         self.kept = torch.arange(self.last, device=self.device)[None]
+        self.tie = torch.arange(most, device=self.device) * 1e-13
         self.negatives = PublicNegatives(
             cohort, objective, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
             pairs=privatizer.pairs != "random",
@@ -252,18 +253,21 @@ class FLamesSteps(PublishedSteps):
             head, relation, tail = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), leaves)
         loop = (h == t)[..., None]
         head, tail = torch.where(loop, head + tail, head), torch.where(loop, 0.0, tail)
-        head, relation, tail = clipped((head, relation, tail), privatizer.clip, there)
-        head, tail = (shortened(part, privatizer.row_clip) for part in (head, tail))
+        # As printed, clips are of the entity matrix alone; what relations get is neither clipped nor noisy.
+        head, tail = (shortened(part, privatizer.row_clip) for part in clipped((head, tail), privatizer.clip, there))
+        relation = torch.where(there[..., None] & relation.isfinite(), relation, 0.0)
         into.entity.index_add_(0, h.reshape(-1), head.flatten(0, 1))
         into.entity.index_add_(0, t.reshape(-1), tail.flatten(0, 1))
-        into.relation.index_add_(0, r.reshape(-1), relation.flatten(0, 1))  # as printed: no noise on relations
+        into.relation.index_add_(0, r.reshape(-1), relation.flatten(0, 1))
         return torch.where(there, loss.detach(), 0.0).double().sum(1)
 
     def _select(self, active: Tensor) -> None:
         """Algorithm 2, and noise on the rows it gives; all others lose what was added up."""
         into, width = self.cohort.gradients.tables.entity, self.cohort.tables.entity.shape[1]
         norms = torch.where(self.real, torch.linalg.vector_norm(into, dim=1)[self.place], -1.0)
-        top, which = norms.topk(self.last + 1, dim=1)
+        # Of equal norms, and rows that nothing touched have one, the first come first: everywhere the same rows.
+        which = (norms.double() - self.tie).topk(self.last + 1, dim=1)[1]
+        top = norms.gather(1, which)
         gumbel = -(-self.uniforms(Purpose.NOISE_GAP, self.last + 1 - self.first).log()).log()
         k, passed = self.selection.choose(top, self.first, gumbel.float(), self.normals(Purpose.NOISE_SIGNAL, 1)[:, 0])
         ids = self.place.gather(1, which[:, : self.last])
@@ -365,7 +369,7 @@ class DPKGESteps(PublishedSteps):
             gradients = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), [*true, *false])
         samples = (gradients[:3], gradients[3:])
         lengths = torch.stack([length(sample) for sample in samples], -1)
-        clip = self._clip(lengths, there)
+        clip = self.clip_of(lengths, there)
         noisy = private[:, None]
         for sample, ids in zip(samples, ((h, r, t), (h2, r, t2)), strict=True):
             cut = clipped(sample, clip[:, None], there)
@@ -387,7 +391,7 @@ class DPKGESteps(PublishedSteps):
         parts = self.objective.loss(score.reshape(-1), flat, torch.ones_like(flat, dtype=torch.bool))
         return (parts[0] + parts[1]).reshape(score.shape)
 
-    def _clip(self, lengths: Tensor, there: Tensor) -> Tensor:
+    def clip_of(self, lengths: Tensor, there: Tensor) -> Tensor:
         """(parties,): the percentile of the batch's norms, of samples that have a gradient at all."""
         if self.privatizer.clip is not None:
             return torch.full_like(self.sigma, self.privatizer.clip)

@@ -19,7 +19,7 @@ from tacit.draws import MASK, Purpose, Secret, blocks
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import NO_GROUP, Graph
-from tacit.kernels.contract import Clipped, Kernel, Objective, Plain
+from tacit.kernels.contract import Clipped, Kernel, Plain
 from tacit.privacy.apart import PublicNegatives
 from tacit.privacy.privatizers import AdaFEST, Confidential, RepairedFLames, Sound
 
@@ -84,9 +84,7 @@ class PrivateSteps:
         How many times the noise has fallen by a signal (`tacit.privacy.schedule`).
     """
 
-    def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph],
-                 objective: Objective | None = None):  # fmt: skip
-        """`objective`: for those that take the parts of a loss apart."""
+    def __init__(self, privatizer: Sound, cohort: Cohort, kernel: Kernel, examples: Examples, graphs: Sequence[Graph]):
         if privatizer.sigma is None:
             raise TacitError("the noise of this training has not been solved for yet")
         for reason in (examples.negatives.refusal(), examples.sampling.refusal()):
@@ -104,10 +102,8 @@ class PrivateSteps:
         self.falls = 0
         self.negatives: PublicNegatives | None = None
         if isinstance(privatizer, RepairedFLames):
-            if objective is None:
-                raise TacitError("what is minimised has to be known where parts of a loss are taken apart")
             self.negatives = PublicNegatives(
-                cohort, objective, examples.world, seed=examples.seed, batch=examples.sampling.batch,
+                cohort, kernel.objective, examples.world, seed=examples.seed, batch=examples.sampling.batch,
                 tails=examples.negatives.count, pairs=False,
             )  # fmt: skip
         if isinstance(privatizer, Confidential):
