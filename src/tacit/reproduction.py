@@ -6,10 +6,15 @@ one more section, and with a grid if it stands for several cells:
     [reproduce]
     table = "linkprediction"
     also = ["another-table"]               # that shows the same cells; may be left out
-    setting = "one-vs-all, N3"             # what sets it apart from others of its dataset and scorer; or: the recipe
+    setting = "one-vs-all, N3"             # what sets it apart from others of its dataset and scorer; or: the recipe;
+                                           # {privacy.sigma} in it stands for that setting
     goal = 0.345                           # the MRR to reach; may be left out
     published.LibKGE = {mrr = 0.348, hits10 = 0.536}
     figures = {FedR = "published.csv"}     # or: a table beside the file, of dataset, scorer, setting, parts, mrr
+
+    [mark]                                 # of one party's training: a random share of statements is confidential
+    share = 0.5
+    drop = true                            # and left out of train; may be left out
 
     [attack]                               # of a federation that is attacked: see `tacit.attacks.cells`
     names = ["cip", "si"]
@@ -32,6 +37,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -48,7 +54,8 @@ from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import rank
 from tacit.federated import FederatedRun, Federation, check_recipe, split_settings, with_noise
-from tacit.graph import Graph
+from tacit.graph import Graph, Split
+from tacit.marking import mark, select
 from tacit.models import SCORERS
 from tacit.parties import Parties, partition, pool
 from tacit.privacy.plan import solved
@@ -56,12 +63,16 @@ from tacit.privacy.privatizers import Published, Sound
 from tacit.run import CONFIG, Run, create
 from tacit.settings import PARTITION, Settings, combine, plain_section, read_settings
 from tacit.tensors import load_graph
-from tacit.training import Event
+from tacit.training import Event, evaluated
 
 LOG = logging.getLogger(__name__)
 ATTACK = {"names": list, "targets": list, "count": int, "every": int, "victim": int, "adversary": int, "shadows": int,
           "leaks": list, "pairs": int}  # fmt: skip
 """What the section [attack] of a cell may say."""
+MARK = {"share": float, "drop": bool}
+"""What the section [mark] may say."""
+FIGURES = ("mrr", "mr", "hits1", "hits10")
+"""What a table of published figures may have of a cell."""
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
 LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement", "keys")
 """Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
@@ -93,6 +104,8 @@ class Cell:
     """Other tables, or figures, that show this cell."""
     attack: Mapping[str, Any] = field(default_factory=dict)
     """What is tried on the federation; such a cell has a line for each attack, and none for its ranks."""
+    marked: Mapping[str, Any] = field(default_factory=dict)
+    """Which statements are confidential, and whether they are left out."""
 
     @staticmethod
     def read(path: Path) -> list[Cell]:
@@ -125,7 +138,10 @@ class Cell:
             raise BadInput("expected [graph] with a path, the name of a dataset.")
         divided = plain_section(values.pop("partition", {}), "partition", PARTITION)
         attack = plain_section(values.pop("attack", {}), "attack", ATTACK)
+        marked = plain_section(values.pop("mark", {}), "mark", MARK)
         recipe, federation = values.pop("recipe", None), None
+        if marked and (recipe is not None or not 0 <= marked.get("share", -1) <= 1):
+            raise BadInput("[mark] is for one party's training, and has a share from 0 to 1.")
         if attack and recipe is None:
             raise BadInput("only a federation is attacked: expected a recipe.")
         if recipe is not None and not isinstance(recipe, str):
@@ -143,7 +159,7 @@ class Cell:
             name,
             about["table"],
             graph["path"],
-            about.get("setting", recipe or ""),
+            _filled(about.get("setting", recipe or ""), {**values, "mark": marked}),
             settings,
             about.get("goal"),
             about.get("published", {}),
@@ -152,6 +168,7 @@ class Cell:
             divided,
             tuple(about.get("also", ())),
             attack,
+            marked,
         )
         published = dict(cell.published)
         for who, file in about.get("figures", {}).items():
@@ -176,7 +193,7 @@ class Cell:
                 return dict(zip((" ".join(row[c] for c in columns) for row in chosen), figures, strict=True))
             for row in rows:
                 if all(row[key] == value for key, value in mine.items()):
-                    return {"mrr": float(row["mrr"])}
+                    return {name: float(row[name]) for name in FIGURES if row.get(name)}
         except (OSError, LookupError, ValueError) as error:
             raise BadInput(f"{path}: cannot be read as published figures: {error}.") from None
         return {}
@@ -210,7 +227,34 @@ class Cell:
             whole += [self.recipe, federation, dict(self.divided)]
         if self.attack:
             whole.append(dict(self.attack))
+        if self.marked:
+            whole.append(["mark", dict(self.marked)])
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _filled(setting: str, values: Mapping[str, Any]) -> str:
+    """The name of a setting, with values where it names keys in braces."""
+
+    def value(match: re.Match[str]) -> str:
+        found: Any = values
+        for key in match[1].split("."):
+            if not isinstance(found, Mapping) or key not in found:
+                raise BadInput(f"reproduce.setting names {match[0]}, which the cell does not set.")
+            found = found[key]
+        return f"{found:g}" if isinstance(found, float) else str(found)
+
+    return re.sub(r"\{([a-z_.]+)\}", value, setting)
+
+
+def with_marks(cell: Cell, graph: Graph) -> Graph:
+    """A random share of statements confidential, as the cell says; what it drops is not trained on."""
+    if not cell.marked:
+        return graph
+    marked = mark(graph, select(graph, share=cell.marked["share"], seed=cell.settings.seed), fresh=True)
+    if not cell.marked.get("drop"):
+        return marked
+    assert marked.train.confidential is not None
+    return replace(graph, train=Split(graph.train.triples[~marked.train.confidential]))
 
 
 def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> list[Cell]:
@@ -333,8 +377,9 @@ def run_cell(
     more: dict[str, Any]
     if cell.federation is None:
         assert isinstance(graph, Graph)
-        settings = solved(settings, [graph])
-        run = _opened(cell, settings, (graph,), folder, Run.open, partial(create, graph, settings, folder))
+        mine = with_marks(cell, graph)
+        settings = solved(settings, [mine])
+        run = _opened(cell, settings, (mine,), folder, Run.open, partial(create, mine, settings, folder))
         if not run.finished:
             run.train(on_event)
         events, more = list(run.events()), {"best_epoch": run.best_epoch} | _of_privacy(run)
@@ -349,6 +394,9 @@ def run_cell(
         events, more = run.events(), {"partition": dict(cell.divided)} | _of_federation(run) | _cost(run)
         more |= _by_the_paper(settings, events, "round")
     test, valid = (run.metrics[split].json() for split in ("test", "valid"))
+    if cell.marked.get("drop"):  # what was not trained on is known to be true all the same
+        assert isinstance(graph, Graph)
+        test, valid = (evaluated(run.model, graph, split, settings).json() for split in ("test", "valid"))
     parts, seconds = 1 if cell.federation is None else len(run.parties), sum(event["seconds"] for event in events)
     return line(cell, graph, settings, parts=parts, metrics=test, seconds=seconds, command=command, valid=valid, **more)
 

@@ -32,7 +32,7 @@ from tacit.federated import FederatedRun, with_noise
 from tacit.graph import Graph
 from tacit.parties import Parties
 from tacit.privacy.plan import releases, statement
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.privatizers import Published, Sound
 from tacit.reproduction import Cell, divide, line
 from tacit.settings import Settings
 from tacit.training import Event, chosen_device
@@ -73,9 +73,19 @@ def _tried(cell: Cell, parties: Parties, settings: Settings, names: list[str], o
     readings, every = wanted.get("targets", ["existing"]), wanted.get("every", 5)
     for world, some, targets in prepared(parties, [name for name in names if name in ATTACKS], readings, plot):
         trial = Trial(cell.recipe, world, settings, cell.federation, some, targets, plot=plot, every=every)
-        outcomes = trial.run(on_event)
+        course: dict[int, float | None] = {}
+
+        def told(event: Event, course: dict[int, float | None] = course) -> None:
+            if event["event"] == "round" and "published_accounting" in event:
+                known = [epsilon for epsilon in event["published_accounting"] if epsilon is not None]
+                course[event["round"]] = max(known, default=None)
+            on_event(event)
+
+        outcomes = trial.run(told)
         utility = {split: round(metrics.mrr, 6) for split, metrics in trial.metrics.items()}
         cost = _cost(cell, trial.settings, world)
+        if isinstance(settings.privacy, Published):
+            cost |= {"published_accounting": {"delta": settings.privacy.delta, "by_round": course}}
         rows += [_row(outcome, trial.seconds, trial.rounds, mrr=utility) | cost for outcome in outcomes]
     for reading in readings if any(name in SHADOWED for name in names) else ():
         began = time.perf_counter()
