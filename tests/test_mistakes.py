@@ -132,6 +132,11 @@ WRONG = {
         "run --guesses 3": "even number",
         "run --confidence 2": "below 1",
     },
+    "flaws": {
+        "--only 99": "there is no flaw 99",
+        "--only 5": "There are: 1, 2, 3",
+        "--only one": "not a valid integer",
+    },
     "report": {
         "absent": "is no run",
         "good.tsv": "is no run",

@@ -20,6 +20,7 @@ from tacit.cli.budget import budget
 from tacit.cli.data import data
 from tacit.cli.demo import demo
 from tacit.cli.federate import federate
+from tacit.cli.flaws import flaws
 from tacit.cli.keys import keys
 from tacit.cli.network import join, serve
 from tacit.cli.report import report
@@ -47,6 +48,7 @@ for command in (
     federate,
     attack,
     audit,
+    flaws,
     report,
     serve,
     join,
