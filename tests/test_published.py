@@ -441,3 +441,48 @@ def test_a_federation_runs_it(tmp_path):
     assert told["epsilon"] is None
     assert told["mode"] == "published"
     assert run.claim["guarantee"] == "none"
+
+
+# -- repaired ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_repaired_step_is_a_clipped_sum_a_selection_and_noise():
+    """A batch of all triples, more than there are rows: all rows but the shortest are chosen, if the test passes."""
+    seen = set()
+    for seed in range(8):
+        wanted = Settings.make(combine(BASE, {
+            "seed": seed, "optimizer": {"name": "sgd", "learning_rate": 1.0}, "negatives": {"name": "random-triples"},
+            "privacy": {"name": "repaired-flames", "sigma": 0.5, "noise": "seeded", "clip": 0.6, "row_clip": 0.3,
+                        "delta_t": 0.999, "size": len(GRAPH.train)},
+            "training": {"batch": len(GRAPH.train)},
+        }))  # fmt: skip
+        fit = Fit(wanted, [GRAPH])
+        private, tables = fit.private, fit.cohort.tables.like(torch.clone)
+        sums = Gradients(tables.like(torch.zeros_like))
+        rule = Clipped(torch.tensor([0.6]), row_clip=0.3, part="positive")
+        Reference(fit.kernel.objective, fit.layout).accumulate(tables, chunk_of(fit), rule, sums)
+        private.negatives.add(torch.ones(1, dtype=torch.bool))
+        public = fit.cohort.gradients.tables.like(torch.clone)
+        fit.cohort.gradients.empty()
+        private.step(np.ones(1, bool))
+        rate = wanted.optimizer.learning_rate / float(private.divisor[0])
+        moved = (tables.entity - fit.cohort.tables.entity) / rate - public.entity
+        chosen = torch.ones(len(moved), dtype=torch.bool)
+        chosen[torch.linalg.vector_norm(sums.tables.entity, dim=1).argmin()] = False
+        passed = bool((moved.abs() > 0.05).any())
+        seen.add(passed)
+        assert torch.allclose(moved[~chosen] if passed else moved, torch.zeros(()), atol=0.05)
+        if passed:
+            noise = (moved - sums.tables.entity)[chosen] / (0.5 * 0.6)
+            assert float(noise.std()) == pytest.approx(1.0, rel=0.1)
+        relations = (tables.relation - fit.cohort.tables.relation) / rate - public.relation - sums.tables.relation
+        assert float(relations.std()) == pytest.approx(0.5 * 0.6, rel=0.4)
+    assert seen == {True, False}
+
+
+def test_the_repaired_one_says_what_it_needs():
+    with pytest.raises(BadInput, match="random-triples"):
+        Settings.make({"privacy": {"name": "repaired-flames", "epsilon": 4.0}})
+    with pytest.raises(BadInput, match="random-triples"):
+        Settings.make({"privacy": {"name": "repaired-flames", "epsilon": 4.0}, "loss": {"name": "softmax"},
+                       "negatives": {"name": "random-triples"}})  # fmt: skip

@@ -16,7 +16,8 @@ from tacit.cli import app, show
 from tacit.cli.reproduce import _attacks as told_by_attacks
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
-from tacit.reproduction import Cell, Results, main, read_cells, reproduce
+from tacit.privacy.privatizers import NoPrivacy
+from tacit.reproduction import Cell, Results, load, main, read_cells, reproduce, run_cell, with_marks
 from tacit.settings import Settings
 from tacit.tensors import save_graph
 
@@ -376,3 +377,60 @@ def test_a_grid_is_not_for_federate(tmp_path):
     (tmp_path / "fed.toml").write_text(FEDERATED.format(recipe="fede", partition=""))
     done = CliRunner().invoke(app, ["federate", "--config", str(tmp_path / "fed.toml")])
     assert "tacit reproduce runs them" in str(done.exception)
+
+
+def test_marks_and_settings_in_a_cells_name(tmp_path):
+    """A share of statements is confidential, or left out of train; the setting's name says which."""
+    (tmp_path / "dpkge.toml").write_text("""
+[reproduce]
+table = "dpkge"
+setting = "sigma {privacy.sigma}, confidential {mark.share}"
+figures = {Someone = "published.csv"}
+
+[grid]
+"privacy.sigma" = [0.5]
+"mark.share" = [0.25]
+
+[graph]
+path = "clinic-small"
+
+[scorer]
+dim = 4
+
+[loss]
+name = "margin"
+
+[negatives]
+count = 1
+
+[training]
+batch = 64
+epochs = 2
+
+[privacy]
+name = "dpkge"
+mode = "published"
+""")
+    (tmp_path / "published.csv").write_text(
+        'dataset,scorer,setting,parts,mr,hits10\nclinic-small,transe,"sigma 0.5, confidential 0.25",1,99.5,0.25\n'
+    )
+    [cell] = read_cells(tmp_path, "dpkge")
+    assert cell.setting == "sigma 0.5, confidential 0.25"
+    assert cell.published == {"Someone": {"mr": 99.5, "hits10": 0.25}}
+    graph = load(cell, None)
+    marked = with_marks(cell, graph).train.confidential
+    assert marked.mean() == pytest.approx(0.25, abs=0.03)
+    row = run_cell(cell, graph, tmp_path / "run")
+    assert len(row["loss"]) == len(row["published_accounting"]["by"]) == 2
+    assert "epsilon" not in row
+    assert json.dumps(row, allow_nan=False)
+    dropped = replace(cell, marked={"share": 0.25, "drop": True}, settings=replace(cell.settings, privacy=NoPrivacy()))
+    assert len(with_marks(dropped, graph).train) == int((~marked).sum())
+    assert dropped.fingerprint(graph) != cell.fingerprint(graph)
+    assert run_cell(dropped, graph, tmp_path / "dropped")["metrics"]["count"] == 2 * len(graph.test)
+    wrong = (tmp_path / "dpkge.toml").read_text()
+    changes = [("[0.25]", "[1.5]", "share from 0 to 1"), ("{mark.share}", "{mark.shore}", r"mark\.shore")]
+    for old, new, words in changes:
+        (tmp_path / "dpkge.toml").write_text(wrong.replace(old, new))
+        with pytest.raises(BadInput, match=words):
+            read_cells(tmp_path, "dpkge")
