@@ -4,9 +4,9 @@
     python benchmarks/clustering.py --graph mimic.safetensors
 
 Of the MIMIC-III demo five embeddings are trained each way: without privacy (NDP), as published (DPKGE, sigma 1),
-without confidential statements (U-only). Rows of patients are clustered (k = 2, 3, 4), and the normalised mutual information of
-NDP's clusters with the others' is the mean over all 5 x 5 pairs. NDP with NDP, of other seeds, is the control that the
-paper does not have: what no privacy can exceed.
+without confidential statements (U-only). Rows of patients are clustered (k = 2, 3, 4), and the normalised mutual
+information of NDP's clusters with the others' is the mean over all 5 x 5 pairs. NDP with NDP, of other seeds, is the
+control that the paper does not have: what no privacy can exceed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def main() -> None:
         if chosen.out is not None:
             Results(chosen.out).append({
                 "table": "dpkge-clustering", "dataset": "mimic-iii-demo", "scorer": "transe", "setting": way,
-                "parts": 1, "seed": list(range(chosen.runs)), "metrics": {f"nmi{k}": float(np.mean(found[k])) for k in KS},
+                "parts": 1, "seed": list(range(chosen.runs)),
+                "metrics": {f"nmi{k}": float(np.mean(found[k])) for k in KS},
                 "deviation": {f"nmi{k}": float(np.std(found[k])) for k in KS}, "pairs": len(found[2]),
                 "published": {"DPKGE": {f"nmi{k}": v for k, v in PUBLISHED[way].items()}} if way in PUBLISHED else {},
                 "seconds": round(seconds[way], 1), "device": device_name(chosen.device), "commit": commit(),
