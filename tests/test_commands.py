@@ -129,7 +129,7 @@ def test_a_stopped_run_is_resumed(tmp_path):
             break
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, told = process.communicate(timeout=60)
+    out, told = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "tacit train --resume run" in told
     assert out == ""

@@ -283,7 +283,7 @@ def test_how_to_pages_can_be_followed(page, tmp_path):
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(example, tmp_path):
     done = subprocess.run(
-        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -449,7 +449,7 @@ try:
 except ImportError as error:
     assert "pyarrow" in str(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
 
 
