@@ -76,6 +76,7 @@ class Purpose(IntEnum):
     NOISE_SIGNAL = 21
     TARGETS = 22
     COIN = 23
+    POISON = 24
 
 
 def philox(

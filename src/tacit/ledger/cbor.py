@@ -190,14 +190,18 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Value, int]:
             items.append(value)
         return items, at
     found: dict[str, Value] = {}
-    before: tuple[int, bytes] = (-1, b"")
+    before = b""
     for _ in range(number):
         begin = at
-        key, at = _read(data, at, depth + 1)
-        if type(key) is not str:
-            raise Refused("has a map with keys that are no text")
-        place = (at - begin, data[begin:at])  # longer keys have no shorter beginnings: the order is that of the keys
-        if place <= before:
+        if 0x60 <= (first := data[at]) < 0x78:  # most keys are short: no call for them
+            at += first - 0x5F
+            key = data[begin + 1 : at].decode()
+        else:
+            key, at = _read(data, at, depth + 1)
+            if type(key) is not str:
+                raise Refused("has a map with keys that are no text")
+        # What stands before a longer text is greater too, so the order of keys is that of their bytes in CBOR.
+        if (place := data[begin:at]) <= before:
             raise Refused("has a map whose keys are out of order, or twice the same")
         before = place
         found[key], at = _read(data, at, depth + 1)

@@ -149,13 +149,16 @@ class Claim:
 
     @classmethod
     def of(cls, found: Any) -> Claim:
-        if not isinstance(found, dict) or found.keys() != {each.name for each in fields(cls)}:
+        if not isinstance(found, dict) or found.keys() != CLAIMED:
             raise Refused("a claim of privacy says releases, unit, group and holding, and no more")
         try:
             releases = tuple(Segment.of(each) for each in _list("releases", found["releases"]))
         except TacitError as error:
             raise Refused(f"claims what cannot be: {error}") from None
         return cls(releases, found["unit"], found["group"], found["holding"])
+
+
+CLAIMED = {each.name for each in fields(Claim)}
 
 
 @dataclass(frozen=True, slots=True)
