@@ -88,10 +88,12 @@ def main() -> None:
         tell("decoded strictly", took / len(few) * count, count)
 
         took, found = seconds(lambda: Ledger.load(place))
-        assert not found.faults and len(found.dag.nodes) == count
+        assert not found.faults
+        assert len(found.dag.nodes) == count
         tell("opened for the first time: all verified", took, count)
         took, again = seconds(lambda: Ledger.load(place))
-        assert again.head == found.head and not again.faults
+        assert again.head == found.head
+        assert not again.faults
         tell("opened again: signatures remembered", took, count)
 
         branch = next(iter(again.dag.branches.values()))

@@ -197,9 +197,9 @@ class Ledger:
         return record
 
     def publish_rows(
-        self, who: Identity, model: str, data: bytes, claim: Claim | None, parents: Sequence[CID] | None = None
+        self, who: Identity, model: str, data: bytes, claim: Claim | None, parents: Sequence[CID] = ()
     ) -> Record:
-        """Add an update. `parents`: what it was made from; None: the model's newest tips, as many as it may have."""
+        """Add an update. `parents`: what it was made from; none: it was trained from nothing."""
         branch = self.dag.branch(model)
         rule = branch.model
         if len(data) > rule.largest:
@@ -208,8 +208,6 @@ class Ledger:
             Rows.of(data, rule)
         except Refused as error:
             raise Refused(f"the weights {error}") from None
-        if parents is None:
-            parents = [node.cid for node in branch.tips[-rule.parents :]]
         over = tuple(sorted(set(parents))) or (branch.cid,)
         update = Update(branch.cid, over, CID.of(data), len(data), claim)
         self.dag.check(Record.sign(who, update))  # before anything is kept
