@@ -107,6 +107,9 @@ def ledger_publish(
     from tacit.ledger.ledger import Ledger, claim_of
 
     opened = Ledger.load(folder)
+    branch = _only(opened.dag, model)
+    parents = [CID.parse(each) for each in parent or ()]
+    who, _ = open_key(key)
     shared = run / "shareable"
     if not (shared / "privacy.json").is_file():
         raise TacitError(f"{run}: is no run: it has no shareable/privacy.json. tacit train makes one.")
@@ -114,12 +117,9 @@ def ledger_publish(
         claim = claim_of(read_json(shared / "privacy.json", "tacit.privacy/1", {"guarantee": str}))
     except TacitError as error:
         raise TacitError(f"{run}: {error}") from None
-    who, _ = open_key(key)
     weights = shared / "model.safetensors"
     if not weights.is_file():
         raise TacitError(f"{run}: shares no model: it is not finished. tacit train --resume {run} goes on with it.")
-    branch = _only(opened.dag, model)
-    parents = [CID.parse(each) for each in parent or ()]
     record = opened.publish_rows(who, str(branch.cid), weights.read_bytes(), claim, parents)
     node = opened.dag.nodes[record.cid]
     if as_json:

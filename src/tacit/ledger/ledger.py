@@ -189,7 +189,7 @@ class Ledger:
             raise Refused(
                 f"{self.folder}: {self._first_fault()} Nothing is added to it: tacit ledger verify says more."
             )
-        record = self.dag.check(Record.sign(who, body))
+        record = self._signed(who, body)
         self.log.append([(str(record.cid), record.data)])
         self.refresh()
         if record.cid not in self.dag:
@@ -210,9 +210,15 @@ class Ledger:
             raise Refused(f"the weights {error}") from None
         over = tuple(sorted(set(parents))) or (branch.cid,)
         update = Update(branch.cid, over, CID.of(data), len(data), claim)
-        self.dag.check(Record.sign(who, update))  # before anything is kept
+        self._signed(who, update)  # refused before anything is kept
         self.blobs.put(data)
         return self.publish(who, update)
+
+    def _signed(self, who: Identity, body: Body) -> Record:
+        try:
+            return self.dag.check(Record.sign(who, body))
+        except Refused as error:
+            raise Refused(f"{self.folder}: this {body.kind} {error}.") from None
 
     def open_model(self, who: Identity, model: Model) -> Branch:
         """Add a model."""
