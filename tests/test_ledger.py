@@ -312,6 +312,7 @@ def test_what_is_no_record_is_refused_with_the_reason(data, reason):
         (lambda: replace(MODEL.body, entity=0), "'entity' is"),
         (lambda: replace(MODEL.body, quorum=2), "more than half"),
         (lambda: replace(MODEL.body, quorum=6), "more than half"),
+        (lambda: replace(MODEL.body, standing=2), "at least the quorum, 3"),
         (lambda: replace(MODEL.body, parents=65), "'parents' is"),
         (lambda: Beacon(MODEL.cid, -1, bytes(32)), "'batch' is"),
         (lambda: Beacon(MODEL.cid, 1, bytes(31)), "'value' has"),
@@ -472,7 +473,7 @@ def test_the_graph_is_drawn():
 
 # -- committees --------------------------------------------------------------------------------------------------------
 
-RULE = Model(GENESIS.cid, "reviewed", entity=3, relation=2, committee=3, quorum=2, batch=2)
+RULE = Model(GENESIS.cid, "reviewed", entity=3, relation=2, committee=3, quorum=2, standing=2, batch=2)
 REVIEWED = Record.sign(WHO[0], RULE)
 
 
@@ -594,6 +595,22 @@ def test_who_skips_a_batch_comes_back_and_who_withholds_is_not_drawn():
     play.stand(4)
     play.to_batch(4)
     assert len(play.committee.seats[4]) == 3
+
+
+def test_who_fills_a_batch_in_a_hurry_is_not_alone_in_the_next_draw():
+    """One liar stands, and goes on before anybody else could: there is no committee, rather than his."""
+    play = Play()
+    play.to_batch(1)
+    play.stand(2, WHO[5:])
+    while play.committee.batch < 2:
+        play.update(WHO[5])
+    assert play.committee.seats[2] == ()
+    mine = play.update(WHO[4])
+    with pytest.raises(Refused, match="no seat"):
+        play.add(verdict(WHO[5], 2, rejected=[mine]))
+    play.stand(3)
+    play.to_batch(3)
+    assert len(play.committee.seats[3]) == 3  # and it goes on
 
 
 def verdict(who, batch, accepted=(), rejected=()):

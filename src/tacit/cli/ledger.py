@@ -43,6 +43,10 @@ def ledger_init(
     parents: Annotated[int, typer.Option(help="Updates that one may be made from, at most.")] = 2,
     committee: Annotated[int, typer.Option(help="Seats of the committee that reviews updates; 0: none.")] = 5,
     quorum: Annotated[int | None, typer.Option(help="Votes that decide. Default: more than half of the seats.")] = None,
+    standing: Annotated[
+        int | None,
+        typer.Option(help="How many have to stand for a committee. Default: more than half of those admitted."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Updates between two elections.")] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -63,17 +67,22 @@ def ledger_init(
         raise TacitError("a new ledger says who may write in it: by --roster, or everybody by --open.")
     if not new and (roster is not None or anyone):
         raise TacitError(f"{folder} is a ledger already: who may write in it was said when it began.")
-    rules: dict[str, Any] = {
-        "name": model, "entity": entity, "relation": relation or entity, "task": task, "parents": parents,
-        "committee": committee, "quorum": committee // 2 + 1 if quorum is None else quorum, "batch": batch,
-    }  # fmt: skip
-    Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
     if new:
         known = None if roster is None else Roster.load(roster)
         listed = () if known is None else tuple((name, known.public(name)) for name in known.names)
-        opened = Ledger.begin(folder, who, Genesis(folder.resolve().name, "open" if anyone else "listed", listed))
+        genesis = Genesis(folder.resolve().name, "open" if anyone else "listed", listed)
     else:
         opened = Ledger.load(folder)
+        genesis = opened.dag.rules
+    decide = committee // 2 + 1 if quorum is None else quorum
+    stand = max(decide, len(genesis.keys) // 2 + 1 if genesis.keys else committee) if standing is None else standing
+    rules: dict[str, Any] = {
+        "name": model, "entity": entity, "relation": relation or entity, "task": task, "parents": parents,
+        "committee": committee, "quorum": decide, "standing": stand, "batch": batch,
+    }  # fmt: skip
+    Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
+    if new:
+        opened = Ledger.begin(folder, who, genesis)
     branch = opened.open_model(who, Model(opened.genesis, **rules))
     if as_json:
         print(json.dumps({"ledger": str(folder), "genesis": str(opened.genesis), "model": str(branch.cid)}))

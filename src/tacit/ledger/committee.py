@@ -10,7 +10,8 @@ those who stood for it. The lot is made of numbers that they were bound to befor
 - The lot for batch b is the hash of all these numbers, and cannot be known before the last of them.
 
 Who sees the others' numbers first can still withhold his own. That makes another lot, but costs the seat: only those
-whose numbers went into it are drawn. The first two batches have no committee, for no chain can be old enough.
+whose numbers went into it are drawn. Who fills a batch in a hurry, to be alone in the next draw, gets no committee at
+all: so many have to stand, or there is none. Nor have the first two batches one, for no chain can be old enough.
 
 A member votes on each update of its batch once, and not on its own. An update is accepted, or rejected, when a quorum
 of votes says so; a quorum is more than half of all seats, so that it cannot be both. Members that are absent only leave
@@ -87,7 +88,8 @@ class Committee:
         before = self.batch
         self.updates += 1
         if self.batch != before and self.rule.committee:
-            self.seats[self.batch] = drawn(self.model, self.batch, self._numbers, self.rule.committee)
+            stood = self._numbers if len(self._numbers) >= self.rule.standing else {}
+            self.seats[self.batch] = drawn(self.model, self.batch, stood, self.rule.committee)
             self._numbers = {}
 
     def check_beacon(self, beacon: Beacon, by: bytes) -> None:

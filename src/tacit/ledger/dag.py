@@ -186,6 +186,13 @@ class Dag:
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
+    @property
+    def rules(self) -> Genesis:
+        """Who may write."""
+        if self.genesis is None:
+            raise TacitError("the ledger has not begun: there is no genesis.")
+        return self.genesis[1]
+
     def branch(self, name: str) -> Branch:
         """A model, by its name or its address."""
         if name in self.names:

@@ -93,6 +93,8 @@ class Model:
     """Seats; 0: no committee."""
     quorum: int = 3
     """Votes that decide: more than half of the seats."""
+    standing: int = 5
+    """How many have to stand for a committee: with fewer there is none for that batch."""
     batch: int = 10
     """Updates between two elections."""
 
@@ -107,12 +109,17 @@ class Model:
             ("largest", 1, LARGEST_BLOB),
             ("committee", 0, MOST_SEATS),
             ("quorum", 0, MOST_SEATS),
+            ("standing", 0, MOST_KEYS),
             ("batch", 1, MOST_BATCH),
         ):
             _check_number(name, getattr(self, name), least, most)
         if self.committee and not self.committee < 2 * self.quorum <= 2 * self.committee:
             raise Refused(
-                f"a quorum is more than half of {self.committee} seats, and no more than all; not {self.quorum}"
+                f"'quorum' is more than half of {self.committee} seats, and no more than all; not {self.quorum}"
+            )
+        if self.committee and self.standing < self.quorum:
+            raise Refused(
+                f"'standing' is at least the quorum, {self.quorum}: fewer decide nothing; not {self.standing}"
             )
 
     def content(self) -> dict[str, Any]:
