@@ -9,6 +9,7 @@ import multiprocessing
 import shutil
 import sqlite3
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -1045,6 +1046,32 @@ def test_the_founder_has_to_be_admitted(tmp_path):
     assert not (tmp_path / "x").exists()
     with pytest.raises(TacitError, match="is no ledger"):
         Ledger.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_provider_that_is_killed_leaves_a_whole_ledger(ledger):
+    """Weights come before their record, and a record is there whole or not at all."""
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=_publish, args=(ledger.folder, weights(11)))
+    child.start()
+    had, waited = len(ledger), 0
+    while len(ledger) < had + 5 and waited < 600:
+        time.sleep(0.1)
+        waited += 1
+        ledger.refresh()
+    child.kill()
+    child.join(60)
+    found = Ledger.load(ledger.folder)
+    assert len(found) >= had + 5
+    assert found.faults == found.verify().faults == []
+    found.publish_rows(WHO[0], "drugs", weights(12), CLAIM)
+
+
+def _publish(folder, data):
+    found = Ledger.load(folder)
+    while True:
+        tips = [node.cid for node in found.dag.branch("drugs").tips]
+        found.publish_rows(WHO[1], "drugs", data, CLAIM, tips[-2:])
 
 
 def test_adding_one_reads_nothing_but_what_is_new(ledger, monkeypatch):
