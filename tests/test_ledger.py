@@ -1016,6 +1016,10 @@ def test_signatures_are_verified_once_and_again_when_asked(ledger, monkeypatch):
     calls.clear()
     Ledger.load(ledger.folder)
     assert len(calls) == len(ledger) - 3
+    seen.write_bytes(seen.read_bytes()[: WIDTH * 5] + bytes(WIDTH * 2))  # the same, after a power failure
+    calls.clear()
+    assert not Ledger.load(ledger.folder).faults
+    assert len(calls) == len(ledger) - 5
     assert seen.stat().st_size == WIDTH * len(ledger)
 
 

@@ -59,7 +59,7 @@ class Reading:
     dag: Dag
     faults: list[Fault] = field(default_factory=list)
     end: int = 0
-    """Places that were read, and some that are missing."""
+    """Places in the log, those of refused records too."""
     head: bytes = NOTHING
     """A hash over everything in the log, in order: two readers who have the same one have the same ledger."""
     rewritten: bool = False
@@ -77,10 +77,11 @@ class Reading:
             digest = hashlib.sha256(entry.data).digest()
             self.head = hashlib.sha256(self.head + digest).digest()
             at = WIDTH * (entry.position - begin)
-            known, signed = seen[at : at + 32], seen[at + 32 : at + WIDTH] == b"\1"
+            known = seen[at : at + 32]
+            signed = known == digest and seen[at + 32 : at + WIDTH] == b"\1"
             try:
-                if known and known != digest:
-                    self.rewritten, signed = True, False
+                if known not in (b"", NOTHING, digest):  # nothing but zeros: a disk that lost power had it so
+                    self.rewritten = True
                     raise Refused(f"is not what was read here before, {_address(known)}: history was rewritten")
                 if entry.name != str(_address(digest)):
                     raise Refused("holds other bytes than it says: it was changed, or is damaged")
