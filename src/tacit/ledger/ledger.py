@@ -36,6 +36,8 @@ MANIFEST, RECORDS, BLOBS, SEEN = "ledger.json", "log.sqlite", "blobs", "seen"
 WIDTH = 33
 """Bytes in `seen` of each place: the hash of what stood there, and 1 if it was signed as it says."""
 NOTHING = bytes(32)
+MOST = 1 << 40
+"""Places that a log may have."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class Reading:
         """Read on; `seen`: what was found from here on before. Returns the same of what is found now."""
         notes, begin = bytearray(), self.end
         for entry in entries:
+            if entry.position >= MOST:
+                self.rewritten = True
+                self.faults.append(Fault(f"record {entry.position}", "stands where no log reaches: reading ends here"))
+                break
             if entry.position > self.end:
                 self.rewritten = True
                 self.faults.append(Fault(f"records {self.end} to {entry.position - 1}", "were deleted from the log"))
