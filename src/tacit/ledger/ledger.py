@@ -12,9 +12,11 @@ holds another record than it did, or a log that became shorter. `Ledger.verify` 
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,7 +187,8 @@ class Ledger:
         """Read what was added since."""
         begin = self._reading.end
         seen = self._seen(begin)
-        notes = self._reading.take(self.log.read(begin), seen)
+        with _uncollected():
+            notes = self._reading.take(self.log.read(begin), seen)
         if not self.rewritten and len(notes) > len(seen):
             self._note(begin, notes)
 
@@ -238,7 +241,8 @@ class Ledger:
         """
         seen, found = self._seen(), Reading(Dag(self.genesis))
         # What stands at a place is compared with what was read there; that it was found right then is not believed.
-        found.take(self.log.read(), b"".join(seen[at : at + 32] + b"\0" for at in range(0, len(seen), WIDTH)))
+        with _uncollected():
+            found.take(self.log.read(), b"".join(seen[at : at + 32] + b"\0" for at in range(0, len(seen), WIDTH)))
         faults: dict[tuple[CID, int, CID], str | None] = {}
         for node in found.dag.nodes.values():
             which = (node.update.weights, node.update.size, node.update.model)
@@ -276,6 +280,18 @@ class Ledger:
                     file.write(notes[there:])
         except PermissionError:
             LOG.info("the ledger cannot be written to: it is verified anew each time")
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for garbage in cycles: there is none, and to go over all records again and again takes long."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def claim_of(statement: dict[str, Any]) -> Claim:
