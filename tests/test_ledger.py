@@ -287,7 +287,7 @@ CONTENT = cbor.decode(SOME.data)[0]
         (raw(CONTENT | {"privacy": CLAIM.content() | {"releases": [{"event": "magic", "count": 1}]}}), "magic"),
         (raw(CONTENT | {"privacy": CLAIM.content() | {"releases": [{"event": "gaussian", "sigma": 0.0, "count": 1}]}}),
          "sigma is a number above 0"),
-        (raw(CONTENT | {"privacy": CLAIM.content() | {"unit": "hospital"}}), "'unit' is triple or group"),
+        (raw(CONTENT | {"privacy": CLAIM.content() | {"unit": 7}}), "'unit' is text"),
         (SOME.data + b"\x00", "too many"),
         (SOME.data[:-1], "cut short"),
     ],
@@ -454,7 +454,11 @@ def test_several_models_on_one_ledger_do_not_mix():
 
 def test_what_a_provider_claims_adds_up_and_one_update_without_makes_it_nothing():
     second = update(WHO[1], [FIRST], 2, privacy=CLAIM)
-    claimed = filled(SOME, update(WHO[1], [SOME], 5, privacy=CLAIM)).claimed(WHO[1].public)
+    third = update(WHO[1], [SOME], 5, privacy=CLAIM)
+    other = update(WHO[1], [third], 6, privacy=Claim((Segment(Gaussian(9.0)),), "one confidential triple"))
+    both = filled(SOME, third, other).claimed(WHO[1].public)
+    assert both["one confidential triple"] == (Segment(Gaussian(9.0)),)
+    claimed = both[CLAIM.unit]
     assert {segment.event: segment.count for segment in claimed} == {Sampled(0.01, (1.1, 2.0)): 600, Gaussian(4.0): 2}
     assert filled(FIRST, second).claimed(WHO[1].public) is None
 
@@ -1132,6 +1136,12 @@ def test_the_commands(tmp_path, monkeypatch):
         Segment.of(each).json() for each in statement["releases"][0]
     ]
     assert claim_of(statement) == two.update.privacy
+    assert (two.update.privacy.unit, two.update.privacy.holding) == (statement["unit"], b"")
+    quoted = claim_of(statement | {"budget": {"name": "x", "number": 3, "head": "ab" * 32}})
+    assert quoted.holding == bytes.fromhex("ab" * 32)
+    for changed, reason in (({"cap": {}}, "do not tell that cap"), ({"releases": [[], []]}, "of 2 parties")):
+        with pytest.raises(TacitError, match=reason):
+            claim_of(statement | changed)
     assert ledger.rows(one).entity.shape == (len(hospital.entities), 4)
     told = json.loads(say("verify", "ledger", "--genesis", genesis, "--json"))
     assert told["faults"] == []

@@ -227,7 +227,7 @@ def _claims(claim: Any) -> str:
     if claim is None:
         return "not private"
     count = sum(segment.count for segment in claim.releases)
-    return f"private: {count:,} release{'' if count == 1 else 's'}, unit {claim.unit}"
+    return f"{count:,} release{'' if count == 1 else 's'}; protects {claim.unit}"
 
 
 def _only(dag: Dag, model: str | None) -> Branch:

@@ -19,7 +19,7 @@ from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.committee import Committee, Outcome
 from tacit.ledger.record import Beacon, Genesis, Model, Record, Update, Verdict
-from tacit.privacy.events import Spent, joined
+from tacit.privacy.events import Segment, Spent, joined
 
 
 @dataclass(slots=True, eq=False)
@@ -235,12 +235,19 @@ class Dag:
                     waiting.append(parent)
         return False
 
-    def claimed(self, key: bytes) -> Spent | None:
-        """All releases that a provider claims, over all of its updates; None: some of them are not private at all."""
-        claims = [node.update.privacy for node in self.nodes.values() if node.by == key]
-        if any(claim is None for claim in claims):
-            return None
-        return joined(segment for claim in claims if claim is not None for segment in claim.releases)
+    def claimed(self, key: bytes) -> dict[str, Spent] | None:
+        """All releases that a provider claims, over all of its updates, by what they protect.
+
+        None: some of its updates are not private at all.
+        """
+        found: dict[str, list[Segment]] = {}
+        for node in self.nodes.values():
+            if node.by != key:
+                continue
+            if node.update.privacy is None:
+                return None
+            found.setdefault(node.update.privacy.unit, []).extend(node.update.privacy.releases)
+        return {unit: joined(segments) for unit, segments in found.items()}
 
     # -- for others ----------------------------------------------------------------------------------------------------
 

@@ -301,10 +301,18 @@ def claim_of(statement: dict[str, Any]) -> Claim:
             f"guarantees {excerpt(str(statement.get('guarantee')))}: a record cannot be recalled, so only what was "
             "trained privately is published. Train with --epsilon."
         )
-    releases, mechanism = statement["releases"], statement["mechanism"]
+    if "cap" in statement:
+        raise TacitError(
+            "guarantees a cap on noise that followed what was released before. An update claims releases, and those alone "
+            'do not tell that cap: train with privacy.noise_follows = "steps".'
+        )
+    releases = statement["releases"]
     if len(releases) != 1:
-        raise TacitError(f"is of {len(releases)} parties: an update is one provider's")
-    segments = tuple(Segment.of(each) for each in releases[0])
+        raise TacitError(f"is of {len(releases)} parties: an update is one provider's.")
     budget = statement.get("budget")
-    holding = bytes.fromhex(budget["head"]) if budget else b""
-    return Claim(segments, mechanism.get("unit", "triple"), mechanism.get("group", 1), holding)
+    return Claim(
+        tuple(Segment.of(each) for each in releases[0]),
+        statement["unit"],
+        statement["neighbours"],
+        bytes.fromhex(budget["head"]) if budget else b"",
+    )

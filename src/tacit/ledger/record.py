@@ -35,7 +35,6 @@ MOST_KEYS, MOST_PARENTS, MOST_SEATS, MOST_BATCH, MOST_BATCHES = 1000, 64, 255, 1
 LONGEST_NAME, LONGEST_REASON = 100, 200
 Admission = Literal["listed", "open"]
 Task = Literal["link prediction", "entity classification"]
-Unit = Literal["triple", "group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,31 +137,31 @@ class Claim:
     """
 
     releases: Spent
-    unit: Unit = "triple"
-    group: int = 1
-    """Triples in a unit, at most."""
+    unit: str = "one triple of a party's training triples"
+    neighbours: str = "graphs that differ by one triple, more or less, over the same names"
+    """What is protected, and against what it cannot be told apart: in the words of the run's own guarantee."""
     holding: bytes = b""
     """The hash of the entry of a budget's record that reserved it; empty: no budget kept account."""
 
     def __post_init__(self) -> None:
-        _check_word("unit", self.unit, Unit)
-        _check_number("group", self.group, 1, 1 << 30)
+        _check_text("'unit'", self.unit, LONGEST_REASON)
+        _check_text("'neighbours'", self.neighbours, LONGEST_REASON)
         if self.holding != b"":
             _check_bytes("holding", self.holding, 32)
 
     def content(self) -> dict[str, Any]:
         releases = [segment.json() for segment in self.releases]
-        return {"releases": releases, "unit": self.unit, "group": self.group, "holding": self.holding}
+        return {"releases": releases, "unit": self.unit, "neighbours": self.neighbours, "holding": self.holding}
 
     @classmethod
     def of(cls, found: Any) -> Claim:
         if not isinstance(found, dict) or found.keys() != CLAIMED:
-            raise Refused("a claim of privacy says releases, unit, group and holding, and no more")
+            raise Refused("a claim of privacy says releases, unit, neighbours and holding, and no more")
         try:
             releases = tuple(Segment.of(each) for each in _list("releases", found["releases"]))
         except TacitError as error:
             raise Refused(f"claims what cannot be: {error}") from None
-        return cls(releases, found["unit"], found["group"], found["holding"])
+        return cls(releases, found["unit"], found["neighbours"], found["holding"])
 
 
 CLAIMED = {each.name for each in fields(Claim)}
