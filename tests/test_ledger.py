@@ -1139,7 +1139,12 @@ def test_the_commands(tmp_path, monkeypatch):
     assert (two.update.privacy.unit, two.update.privacy.holding) == (statement["unit"], b"")
     quoted = claim_of(statement | {"budget": {"name": "x", "number": 3, "head": "ab" * 32}})
     assert quoted.holding == bytes.fromhex("ab" * 32)
-    for changed, reason in (({"cap": {}}, "do not tell that cap"), ({"releases": [[], []]}, "of 2 parties")):
+    for changed, reason in (
+        ({"cap": {}}, "do not tell that cap"),
+        ({"releases": [[], []]}, "of one provider"),
+        ({"unit": 3}, "'unit' is text"),
+        ({"budget": {"head": "x"}}, "no whole statement"),
+    ):
         with pytest.raises(TacitError, match=reason):
             claim_of(statement | changed)
     assert ledger.rows(one).entity.shape == (len(hospital.entities), 4)

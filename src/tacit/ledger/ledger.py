@@ -303,16 +303,12 @@ def claim_of(statement: dict[str, Any]) -> Claim:
         )
     if "cap" in statement:
         raise TacitError(
-            "guarantees a cap on noise that followed what was released before. An update claims releases, and those alone "
-            'do not tell that cap: train with privacy.noise_follows = "steps".'
+            "guarantees a cap on noise that followed what was released before. An update claims releases, and those "
+            'alone do not tell that cap: train with privacy.noise_follows = "steps".'
         )
-    releases = statement["releases"]
-    if len(releases) != 1:
-        raise TacitError(f"is of {len(releases)} parties: an update is one provider's.")
-    budget = statement.get("budget")
-    return Claim(
-        tuple(Segment.of(each) for each in releases[0]),
-        statement["unit"],
-        statement["neighbours"],
-        bytes.fromhex(budget["head"]) if budget else b"",
-    )
+    try:
+        [releases], budget = statement["releases"], statement.get("budget")
+        holding = bytes.fromhex(budget["head"]) if budget else b""
+        return Claim(tuple(map(Segment.of, releases)), statement["unit"], statement["neighbours"], holding)
+    except (LookupError, TypeError, ValueError):
+        raise BadInput("privacy.json holds no whole statement of one provider's privacy.") from None
