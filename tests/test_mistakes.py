@@ -13,11 +13,15 @@ import pytest
 from tacit import federate, train, tune, write_graph
 from tacit.clinic import clinic
 from tacit.federation.keys import Identity, Public, Roster, make
+from tacit.ledger.cbor import CID
+from tacit.ledger.ledger import Ledger
+from tacit.ledger.record import Genesis, Model
 from test_cli import LEAVES
 
 SMALL = clinic("small", 1)
 KEYS = "--key coordinator.key --roster roster.json"
 NORTH = "--key north.key --roster roster.json"
+OPEN = "--open --model m --entity 4"
 PLAN = "--n 1000 --batch 100 --delta 1e-5"
 
 # Each command's mistakes: what is typed after it, and what the message has to say.
@@ -228,6 +232,45 @@ WRONG = {
         "roster.json --at-least 99": "rolled back",
         "roster.json --at-least -1": "--at-least",
     },
+    "ledger init": {
+        f"new {OPEN} --key absent.key": "absent.key: No such file",
+        f"new {OPEN} --key north.pub": "It is a public one",
+        f"new {OPEN} --key north.key --entity 0": "--entity",
+        f"new {OPEN} --key north.key --quorum 1": "'quorum' is more than half of 5 seats",
+        f"new {OPEN} --key north.key --standing 1": "'standing' is at least the quorum",
+        f"new {OPEN} --key north.key --task weather": "'task' is link prediction or entity classification",
+        f"new {OPEN} --key north.key --parents -1": "'parents' is a whole number from 1",
+        "new --key north.key --model m --entity 4": "by --roster, or everybody by --open",
+        "new --key north.key --model m --entity 4 --roster binary.tsv": "is no roster",
+        "new --key keeper.key --model m --entity 4 --roster roster.json": "keeper begins the ledger and is not",
+        f"taken {OPEN} --key north.key": "exists already",
+        f"ledger {OPEN} --key north.key": "is a ledger already",
+        "ledger --key north.key --model drugs --entity 5": "which there is already",
+        "ledger --key keeper.key --model m --entity 4": "which is not admitted",
+        "broken --key north.key --model m --entity 4": "no whole log",
+    },
+    "ledger publish": {
+        "absent run --key north.key": "absent: is no ledger",
+        "ledger absent --key north.key": "absent: is no run",
+        "ledger run --key north.key": "only what was trained privately is published",
+        "ledger federation --key north.key": "only what was trained privately is published",
+        "ledger run --key binary.tsv": "is no private key",
+        "ledger run --key north.key --model nothing": "There are: drugs",
+        "ledger run --key north.key --parent nonsense": "'nonsense' is no address",
+    },
+    "ledger verify": {
+        "absent": "absent: is no ledger",
+        "graph.tsv": "graph.tsv: is no ledger",
+        "broken": "broken/log.sqlite: is no whole log",
+        "ledger --genesis nonsense": "'nonsense' is no address",
+        f"ledger --genesis {CID.of(b'')}": "ledger: is the ledger",
+    },
+    "ledger show": {
+        "absent": "absent: is no ledger",
+        "taken": "taken: is no ledger",
+        "broken --dot": "no whole log",
+        "ledger --model nothing": "There are: drugs",
+    },
 }
 CASES = [(command, words) for command, mistakes in WRONG.items() for words in mistakes]
 
@@ -263,6 +306,11 @@ def place(tmp_path_factory):
         roster = roster.enrol(keeper, name, Public.load(make(name, folder)[2]).public)
     roster.save(folder / "roster.json")
     assert Identity.load(folder / "north.key").name == "north"
+    north = Identity.load(folder / "north.key")
+    ledger = Ledger.begin(folder / "ledger", north, Genesis("ledger", keys=(("north", north.public),)))
+    ledger.open_model(north, Model(ledger.genesis, "drugs", entity=4, relation=4))
+    shutil.copytree(folder / "ledger", folder / "broken")
+    (folder / "broken" / "log.sqlite").write_bytes(bytes(range(256)) * 40)
     write_graph(SMALL[0], folder / "graph")
     return folder
 

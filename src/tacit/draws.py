@@ -77,6 +77,7 @@ class Purpose(IntEnum):
     TARGETS = 22
     COIN = 23
     NOISE_GAP = 24
+    POISON = 25
 
 
 def philox(

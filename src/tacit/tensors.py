@@ -7,11 +7,12 @@ another name, forced to disk, and renamed.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -70,28 +71,48 @@ def _private(path: str, flags: int) -> int:
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors in a file, and the text beside them; what is not such a file is refused, whatever its bytes."""
     try:
-        size = path.stat().st_size
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
-            found, expected = {}, 0
-            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-                kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
-                begin, end = entry["data_offsets"]
-                count = int(np.prod(shape, dtype=object)) if shape else 1
-                if min(shape, default=0) < 0 or begin != expected or end - begin != count * kind.itemsize:
-                    raise ValueError(f"{name!r} does not fit its place")
-                if end > size - 8 - length:
-                    raise ValueError(f"{name!r} ends beyond the file")
-                found[name] = torch.from_numpy(np.fromfile(file, kind, count).reshape(shape))
-                expected = end
-            if expected != size - 8 - length:
-                raise ValueError("bytes that belong to no tensor")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            return _read(file, path.stat().st_size)
+    except _FAULTS as error:
         raise BadInput(f"{path}: is no whole safetensors file ({error}).") from None
+
+
+def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same of bytes that are in memory already."""
+    try:
+        return _read(io.BytesIO(data), len(data))
+    except _FAULTS as error:
+        raise BadInput(f"is no whole safetensors file ({error}).") from None
+
+
+_FAULTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def _read(file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+        raise ValueError(f"a header of {length} bytes")
+    header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("what stands beside the tensors is not text")
+    found, expected = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
+        begin, end = entry["data_offsets"]
+        count = int(np.prod(shape, dtype=object)) if shape else 1
+        if min(shape, default=0) < 0 or begin != expected or end - begin != count * kind.itemsize:
+            raise ValueError(f"{name!r} does not fit its place")
+        if end > size - 8 - length:
+            raise ValueError(f"{name!r} ends beyond the file")
+        if isinstance(file, io.BytesIO):
+            array = np.frombuffer(bytearray(file.read(end - begin)), kind) if end > begin else np.empty(0, kind)
+        else:
+            array = np.fromfile(file, kind, count)
+        found[name] = torch.from_numpy(array.reshape(shape))
+        expected = end
+    if expected != size - 8 - length:
+        raise ValueError("bytes that belong to no tensor")
     return found, metadata
 
 

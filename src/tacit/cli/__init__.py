@@ -22,6 +22,7 @@ from tacit.cli.demo import demo
 from tacit.cli.federate import federate
 from tacit.cli.flaws import flaws
 from tacit.cli.keys import keys
+from tacit.cli.ledger import ledger
 from tacit.cli.network import join, serve
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(budget, name="budget")
 app.add_typer(keys, name="keys")
+app.add_typer(ledger, name="ledger")
 for command in (
     demo,
     models.train,
@@ -63,7 +65,7 @@ def _flow(text: str) -> str:
     return "\n\n".join(each if each.startswith("Example") else each.replace("\n", " ") for each in paragraphs)
 
 
-for known in (app, data, budget, keys):
+for known in (app, data, budget, keys, ledger):
     for registered in known.registered_commands:
         registered.help = _flow(registered.callback.__doc__ or "")
 

@@ -7,7 +7,7 @@ them). Whatever is released without such an event is not private.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tacit.errors import BadInput, BadValue, excerpt
@@ -96,7 +96,7 @@ class Segment:
             raise BadInput(f"found {excerpt(repr(name))} as an event; the cost of these is known: {', '.join(EVENTS)}.")
         kind, given = EVENTS[name], {key: v for key, v in values.items() if key not in ("event", "count")}
         count = values.get("count")
-        if type(count) is not int or set(given) != {f.name for f in fields(kind)}:
+        if type(count) is not int or given.keys() != kind.__dataclass_fields__.keys():
             raise BadInput(
                 f"found {excerpt(repr(dict(values)))}; expected a release of {values['event']} and its count."
             )
