@@ -76,6 +76,8 @@ class Purpose(IntEnum):
     NOISE_SIGNAL = 21
     TARGETS = 22
     COIN = 23
+    PAIR = 28
+    NOISE_VOTE = 29
 
 
 def philox(
