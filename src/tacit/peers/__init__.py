@@ -1,0 +1,7 @@
+"""Peers that learn from each other in pairs, without a server (FKGE)."""
+
+from tacit.peers.meeting import Meeting, Scores, continued, independent, meet, unified
+from tacit.peers.peer import Pairing, Peer
+from tacit.peers.ppat import PPAT
+
+__all__ = ["PPAT", "Meeting", "Pairing", "Peer", "Scores", "continued", "independent", "meet", "unified"]
