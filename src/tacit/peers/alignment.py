@@ -23,6 +23,8 @@ from tacit.graph import Ids
 from tacit.parties import Kind, Parties
 
 KINDS: tuple[Kind, Kind] = ("entity", "relation")
+ALIGNMENT = 15
+"""What these draws are for; a peer's own are below (`tacit.peers.learner.Use`)."""
 Parts = Literal["entities", "relations", "both"]
 
 
@@ -117,7 +119,7 @@ def thinned(alignment: Alignment, share: float, parts: Parts, seed: int) -> Alig
         if parts not in ("both", "entities" if kind == "entity" else "relations"):
             return ids[:0]
         low, high = sorted((one, other))
-        stream = Stream(seed, Purpose.PAIR, low, 2 * high + (kind == "relation"))
+        stream = Stream(seed, Purpose.PAIR, low, ALIGNMENT << 28 | 2 * high + (kind == "relation"))
         chosen: Ids = ids[np.sort(stream.permutation(len(ids))[: round(share * len(ids))])]
         return chosen
 

@@ -29,7 +29,8 @@ from tacit.models import Tables
 from tacit.models.model import Model
 from tacit.parties import Parties
 from tacit.peers.alignment import Alignment, by_intersection, by_links, thinned
-from tacit.peers.peer import Pairing, Peer, vector_widths
+from tacit.peers.learner import Learner, Pairing, vector_widths
+from tacit.peers.peer import Peer
 from tacit.privacy.pate import WHY_NONE, LaplaceVotes
 from tacit.privacy.plan import NOT_COVERED
 from tacit.privacy.privatizers import Sound
@@ -83,7 +84,7 @@ class Meeting:
         """Let them meet until nobody has anything left to do, or time is up."""
         if not self.now:
             for peer in self.peers:
-                self._after(peer, peer.begin(self.now))
+                self._after(peer, peer.begin())
         while self._events and self._events[0][0] <= until:
             self.now, _, peer, what = heapq.heappop(self._events)
             if what is None:
@@ -121,14 +122,15 @@ class Meeting:
 
     def statement(self) -> list[dict[str, Any]]:
         """What is guaranteed to each peer; see `statement`."""
-        return [statement(peer) for peer in self.peers]
+        return [statement(peer.learner) for peer in self.peers]
 
     def scores(self) -> list[Scores | None]:
         """Of each peer's kept model, on its test triples; None: it has no model, or nothing to test it with."""
-        return [None if peer.best is None else scored(peer.model(), peer.graph, peer.settings) for peer in self.peers]
+        learners = [peer.learner for peer in self.peers]
+        return [None if each.best is None else scored(each.model(), each.graph, each.settings) for each in learners]
 
 
-def statement(peer: Peer) -> dict[str, Any]:
+def statement(peer: Learner) -> dict[str, Any]:
     """What is guaranteed to a peer, and what is not. Only sound mode with secret noise has an epsilon.
 
     In sound mode it is that of everything the peer may ever release in the meeting, fixed before it began.
@@ -234,7 +236,7 @@ def prepared(
     common = thinned(found, pairing.share, pairing.parts, each[0].seed)
     common = _translatable(common, each)
     peers = [
-        Peer(number, graph, each[number], common.get(number, {}), pairing, public=public.get(number))
+        Peer(Learner(number, graph, each[number], common.get(number, {}), pairing, public.get(number)))
         for number, graph in enumerate(parties)
     ]
     return Meeting(peers, transcript, speeds=speeds, lost=lost)
@@ -258,7 +260,8 @@ def _alone(
     peers = []
     for number, (graph, own) in enumerate(zip(parties, _each(parties, settings), strict=True)):
         many = trainings[number]
-        peers.append(Peer(number, graph, own, {}, replace(pairing, trainings=many, patience=many, idle="train")))
+        wanted = replace(pairing, trainings=many, patience=many, idle="train")
+        peers.append(Peer(Learner(number, graph, own, {}, wanted)))
     meeting = Meeting(peers, Transcript())
     meeting.run()
     return meeting
@@ -299,8 +302,8 @@ def united(parties: Parties) -> tuple[Graph, list[np.ndarray], list[np.ndarray]]
             rows.append(np.stack([entity[party][h], entities + relation[party][r], entity[party][t]], 1))
         splits[split] = Split(np.unique(np.concatenate(rows).astype(np.int32), axis=0))
     held = np.concatenate([splits["valid"].triples, splits["test"].triples])
-    keys = [np.ascontiguousarray(rows).view("V12").reshape(-1) for rows in (splits["train"].triples, held)]
-    splits["train"] = Split(splits["train"].triples[~np.isin(*keys)])
+    train, others = (np.ascontiguousarray(rows).view("V12").reshape(-1) for rows in (splits["train"].triples, held))
+    splits["train"] = Split(splits["train"].triples[~np.isin(train, others)])
     everything = np.arange(entities, dtype=np.int32), entities + np.arange(relations, dtype=np.int32)
     graph = assemble(names, splits, entities=everything[0], relations=everything[1], checked=True)[0]
     return graph, entity, relation
