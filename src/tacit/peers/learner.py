@@ -195,6 +195,8 @@ class Learner:
     ----------
     best, score
         The tables that are kept, and how good they are.
+    epochs
+        All epochs that it may ever train.
     trained, looks
         How many trainings after the first were begun, and how often validation was paid for.
     """
@@ -211,6 +213,7 @@ class Learner:
         self.number, self.graph, self.pairing, self.aligned = number, graph, pairing, dict(aligned)
         self.public = np.zeros((0, 3), np.int64) if public is None else np.asarray(public, np.int64).reshape(-1, 3)
         self.private_rows = isinstance(settings.privacy, Sound)
+        self.epochs = settings.training.epochs + pairing.trainings * pairing.retrain
         self.settings = self._solved(settings)
         self.widths = vector_widths(settings.scorer, settings.dim)
         self.trained = self.looks = 0
@@ -265,11 +268,6 @@ class Learner:
     def simulated(self) -> bool:
         """Whether noise follows a seed."""
         return self.pairing.noise == "seeded" or getattr(self.settings.privacy, "noise", "system") == "seeded"
-
-    @property
-    def epochs(self) -> int:
-        """All epochs that it may ever train."""
-        return self.settings.training.epochs + self.pairing.trainings * self.pairing.retrain
 
     def _solved(self, settings: Settings) -> Settings:
         """Noise for all trainings that there may be; the size that rates follow stays, whatever a host adds to it."""

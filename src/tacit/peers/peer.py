@@ -130,7 +130,7 @@ class Peer:
         due = [serving.deadline for serving in self._serving.values()]
         due += [each.deadline for each in (self._asking, self._hosting) if each is not None]
         if self.state != "busy" and self._asking is None:
-            due += [self._idle_from, *(at for at, _, _ in self._later)]
+            due += [at for at, _, _ in self._later] or [self._idle_from]
         return min(due, default=math.inf)
 
     def begin(self) -> list[Message]:
@@ -168,6 +168,8 @@ class Peer:
             self.fruitless += 1
             if self.fruitless < self.pairing.patience:
                 self._asleep, self._idle_from = True, now + self.pairing.rest
+        if what == "first":
+            self._idle_from = now + self.pairing.linger
         self._note(now, what or "", score=trained.score, kept=better)
         return self._next(now)
 
@@ -218,7 +220,7 @@ class Peer:
         if self._queue:
             self._asleep = False
             return said + self._ask(*self._queue.popleft(), now)
-        if self._idle_from <= now:
+        if self._idle_from <= now and not self._later:
             if self.pairing.idle == "train" and self.fruitless < self.pairing.patience and self.learner.can_train:
                 self._start("self", self.learner.kept)
             else:

@@ -99,7 +99,8 @@ def scale_of(rows: Tensor) -> float:
 class Generator:
     """G(x) = W x, from the client's space into the host's.
 
-    W begins as a random orthogonal matrix, and not as the identity: with that, the first batch would be raw rows.
+    W begins as a random orthogonal matrix, and not as the identity: with that, the first batch would be raw rows. Kept
+    near orthogonal, it turns, but never becomes a mirror image of what it was.
 
     Parameters
     ----------
