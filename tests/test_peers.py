@@ -311,57 +311,48 @@ def everything(record):
     return True
 
 
-class Rows:
-    """The vectors that each peer ever had, noted whenever a job ends."""
+class Watching(Transcript):
+    """Looks for raw rows in every message as it is sent: whether one is a row that its sender had until then."""
 
     def __init__(self, monkeypatch):
-        self.had = {}
+        super().__init__(everything)
+        self.had, self.raw = {}, []
         finish = Peer.finish
 
         def noted(peer, trained, now):
-            self._note(peer, trained.tables)
+            width = peer.learner.widths[0]
+            rows = torch.cat([trained.tables.entity[:, :width], trained.tables.relation[:, :width]])
+            self.had.setdefault(peer.number, []).append(torch.nn.functional.normalize(rows, dim=-1))
             return finish(peer, trained, now)
 
         monkeypatch.setattr(Peer, "finish", noted)
 
-    def _note(self, peer, tables):
-        width = peer.learner.widths[0]
-        rows = torch.cat([tables.entity[:, :width], tables.relation[:, :width]])
-        self.had.setdefault(peer.number, []).append(rows)
-
-    def raw(self, message):
-        """Whether some row of a message is a row of its sender, but for its length."""
-        own = torch.nn.functional.normalize(torch.cat(self.had[message.sender]), dim=-1)
+    def record(self, message):
         for name in ("values", "entity", "relation"):
-            sent = message.arrays.get(name)
-            if sent is None or not len(sent) or sent.shape[1] != own.shape[1]:
-                continue
-            cosine = torch.nn.functional.normalize(sent, dim=-1) @ own.T
-            if float(cosine.max()) > 0.9999:
-                return True
-        return False
+            if (sent := message.arrays.get(name)) is not None and len(sent):
+                cosine = torch.nn.functional.normalize(sent, dim=-1) @ torch.cat(self.had[message.sender]).T
+                if float(cosine.max()) > 0.9999:  # whatever its length
+                    self.raw.append(message)
+        return super().record(message)
 
 
 @pytest.mark.parametrize("mode", ["published", "sound"])
 def test_no_raw_row_is_sent(monkeypatch, mode):
-    rows, transcript = Rows(monkeypatch), Transcript(everything)
+    transcript = Watching(monkeypatch)
     pairing = replace(PUBLISHED, virtual="neighbours") if mode == "published" else replace(SOUND, virtual="predicted")
-    meet(PARTIES, wanted(private=mode == "sound", noise="seeded"), pairing, transcript=transcript)
+    meet(PARTIES, wanted(private=mode == "sound", noise="seeded"), replace(pairing, share=0.5), transcript=transcript)
     messages = list(transcript.payloads.values())
     assert {"generated", "gradient", "translated"} <= {message.kind for message in messages}
-    assert not any(rows.raw(message) for message in messages)
+    assert any(len(message.arrays["entity"]) for message in messages if message.kind == "translated")
+    assert not transcript.raw
     assert not any(name.encode() in message.encode() for message in messages for name in PARTIES[0].entities)
 
 
 def test_the_search_for_raw_rows_finds_them(monkeypatch):
-    rows, transcript = Rows(monkeypatch), Transcript(everything)
-
-    def plain(self, which):
-        return self.rows[which]
-
-    monkeypatch.setattr(Generator, "made", plain)
+    transcript = Watching(monkeypatch)
+    monkeypatch.setattr(Generator, "made", lambda self, which: self.rows[which])
     meet(PARTIES, wanted(), PUBLISHED, transcript=transcript)
-    assert any(rows.raw(message) for message in transcript.payloads.values())
+    assert {message.kind for message in transcript.raw} == {"generated"}
 
 
 def test_the_same_seed_is_the_same_meeting():
@@ -569,13 +560,16 @@ def test_virtual_rows_change_no_rate():
 def test_a_host_may_vote_and_then_says_nothing_else():
     transcript = Transcript(everything)
     some = [wanted(), wanted(private=True, noise="seeded"), wanted(private=True, noise="seeded")]
-    meeting = meet(PARTIES, some, replace(SOUND, votes_sigma=10.0), transcript=transcript)
+    pairing = replace(SOUND, votes_sigma=10.0, ppat=replace(QUICK, batch=8))
+    meeting = meet(PARTIES, some, pairing, transcript=transcript)
     voter = meeting.peers[0]
     said = {message.kind for message in transcript.payloads.values() if message.sender == 0}
     assert said <= {"invite", "gradient", "answer", "ended"}
     assert not any("map" in message.arrays for message in transcript.payloads.values())
     assert all(m.says["answer"] == "no" for m in transcript.payloads.values() if m.kind == "answer" and m.sender == 0)
-    assert {m.says["keep"] for m in transcript.payloads.values() if m.kind == "gradient" and m.sender == 0} == {0, 1}
+    told = [m for m in transcript.payloads.values() if m.kind == "gradient" and m.sender == 0]
+    per_epoch = {other: -(-len(aligned) // 8) for other, aligned in voter.learner.aligned.items()}
+    assert all(m.says["keep"] == ((m.round + 1) % per_epoch[m.receiver] == 0) for m in told)  # the last, whatever it is
     heard = sum(
         len(m.arrays["values"]) for m in transcript.payloads.values() if m.kind == "generated" and m.receiver == 0
     )

@@ -364,8 +364,8 @@ class Peer:
         limit = torch.tensor([entities, relations, entities], device=links.device)
         if not bool(((links >= 0) & (links < limit)).all()):
             raise Refused("links to entities or relations that there are not")
-        if len(relation) and learner.widths[1] is None:
-            raise Refused("relations, which are no vectors here")
+        if learner.widths[1] is None:  # relations are no vectors here
+            relation, links = relation[:0], links[links[:, 1] < len(aligned.relation)]
         return Virtual(message.sender, entity, relation, links)
 
     # -- as a client ---------------------------------------------------------------------------------------------------
@@ -399,9 +399,12 @@ class Peer:
         arrays = {"values": generator.translate(generator.rows).float()}
         if self.pairing.virtual != "none":
             entity, relation, arrays["links"] = learner.neighbours(host)
-            tables, width = learner.kept, learner.widths[0]
-            arrays["entity"] = generator.translate(tables.entity[entity][:, :width]).float()
-            arrays["relation"] = generator.translate(tables.relation[relation][:, :width]).float()
+            for part, table, ids in (
+                ("entity", learner.kept.entity, entity),
+                ("relation", learner.kept.relation, relation),
+            ):
+                rows = table[ids][:, : learner.widths[0]] if len(ids) else table.new_zeros(0, learner.widths[0])
+                arrays[part] = generator.translate(rows).float()
         return self._message("translated", host, arrays, round=len(serving.order), handshake=serving.handshake)
 
     def _taught(self, message: Message, now: float) -> list[Message]:
