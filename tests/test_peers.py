@@ -265,6 +265,15 @@ def test_private_alignment_is_the_plain_intersection(found):
     assert not any(f'"{name}"'.encode() in data for graph in found for name in graph.entities)
 
 
+def test_links_become_pairs_of_one_with_one():
+    one, two = (Graph.from_triples([(f"{x}0", "r", f"{x}1"), (f"{x}1", "r", f"{x}2")]) for x in "ab")
+    links = [Link("one", "a1", "two", "b2"), Link("one", "a1", "two", "b0"), Link("two", "b0", "one", "a2"),
+             Link("one", "r", "two", "r", "relation")]  # fmt: skip
+    found = by_links(parties_of({"one": one, "two": two}, links))
+    assert (found[0][1].entity.tolist(), found[1][0].entity.tolist()) == ([1], [0])
+    assert (found[0][1].relation.tolist(), found[1][0].relation.tolist()) == ([0], [0])
+
+
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 def test_a_share_of_an_alignment_is_the_same_on_both_sides(share):
     ids = np.arange(50, dtype=np.int32)

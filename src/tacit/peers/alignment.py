@@ -44,10 +44,14 @@ Alignment = dict[int, dict[int, Aligned]]
 
 
 def by_links(parties: Parties) -> Alignment:
-    """By the parties' links, or by equal names where they have none; both sides know these."""
+    """By the parties' links, or by equal names where they have none; both sides know these.
+
+    Where a name is linked to several of the other's, the first in the order of both sides' ids counts: a row has one
+    place to go to.
+    """
     pairs = {}
     for one, other in itertools.combinations(range(len(parties)), 2):
-        sides = [parties.shared(one, other, kind) for kind in KINDS]
+        sides = [_one_to_one(*parties.shared(one, other, kind)) for kind in KINDS]
         pairs[one, other] = tuple(Aligned(sides[0][side], sides[1][side]) for side in (0, 1))
     return _both_ways(pairs)
 
@@ -130,6 +134,18 @@ def thinned(alignment: Alignment, share: float, parts: Parts, seed: int) -> Alig
         for one, own in alignment.items()
     }
     return {one: {other: aligned for other, aligned in own.items() if len(aligned)} for one, own in made.items()}
+
+
+def _one_to_one(here: Ids, there: Ids) -> tuple[Ids, Ids]:
+    taken: tuple[set[int], set[int]] = (set(), set())
+    kept = []
+    for one, other in sorted(zip(here.tolist(), there.tolist(), strict=True)):
+        if one not in taken[0] and other not in taken[1]:
+            taken[0].add(one)
+            taken[1].add(other)
+            kept.append((one, other))
+    ids = np.array(kept, np.int32).reshape(-1, 2)
+    return ids[:, 0], ids[:, 1]
 
 
 def _both_ways(pairs: dict[tuple[int, int], tuple[Aligned, ...]]) -> Alignment:
