@@ -39,9 +39,9 @@ WHY_NONE = (
 def moment(order: int, gamma: float, gap: float | None = None) -> float:
     """A bound of the log moment of one vote whose two counts have Laplace noise of scale 1 / gamma.
 
-    2 gamma^2 l (l + 1), or less if all teachers but few agree: `gap` is the difference of the two counts (theorems 2 and
-    3 of Papernot et al. 2017). FKGE prints exp(2 gamma q) where the theorem has exp(2 gamma) q, and that is no number.
-    A bound that knows the gap depends on private votes, and may not be shown to anybody.
+    2 gamma^2 l (l + 1), or less if nearly all teachers agree: `gap` is the difference of the two counts (theorems 2
+    and 3 of Papernot et al. 2017). FKGE prints exp(2 gamma q) where the theorem has exp(2 gamma) q, and that is no
+    number. A bound that knows the gap depends on private votes, and may not be shown to anybody.
     """
     if order < 1 or not gamma >= 0:
         raise BadValue(f"a moment has an order from 1 on and gamma at least 0, not {order} and {gamma}")
