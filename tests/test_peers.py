@@ -29,6 +29,7 @@ from tacit.privacy.accountant import epsilon
 from tacit.privacy.events import Gaussian, Segment
 from tacit.privacy.pate import GaussianVotes, LaplaceVotes, by_moments, moment
 from tacit.settings import Settings
+from tacit.training import Diverged
 
 
 def stream(step=0, seed=3):
@@ -622,7 +623,41 @@ def test_public_validation_looks_at_public_triples_alone():
     fewer = replace(fewer, valid=replace(fewer.valid, confidential=np.arange(len(keep)) < 0))
     other = Learner(0, fewer, wanted(private=True), {}, replace(SOUND, validation="public"))
     assert other._scored(tables) == score
+    # Where all training triples are protected, not even unmarked ones are looked at.
+    none = replace(fewer, train=fewer.train.at(np.arange(1)))
+    assert Learner(0, none, wanted(private=True), {}, replace(SOUND, validation="public"))._scored(tables) == score
     assert learner.looks == 0
+
+
+def test_a_shard_that_diverges_changes_no_other_teacher(monkeypatch):
+    graph = PARTIES[0]
+    aligned = {1: Aligned(np.arange(len(graph.entities), dtype=np.int32), np.zeros(0, np.int32))}
+    whole = Learner(0, graph, wanted(), aligned, replace(SOUND, votes_sigma=10.0))
+    before, taught = whole._teachers_rows(1), Learner._taught
+    spoilt = next(each for each in range(50) if not torch.equal(before[each], whole.vectors(1, whole._first_tables())))
+
+    def diverging(self, graphs):
+        if spoilt in graphs:
+            raise Diverged("the loss is not finite", 1, 1, self.settings)
+        return taught(self, graphs)
+
+    monkeypatch.setattr(Learner, "_taught", diverging)
+    after = Learner(0, graph, wanted(), aligned, replace(SOUND, votes_sigma=10.0))._teachers_rows(1)
+    assert [each for each in range(50) if not torch.equal(before[each], after[each])] == [spoilt]
+
+
+def test_a_host_without_votes_for_a_whole_handshake_begins_none():
+    some = [wanted(), wanted(private=True, noise="seeded"), wanted(private=True, noise="seeded")]
+    meeting = meet(PARTIES, some, replace(SOUND, votes_sigma=10.0, retrain=1),
+                   lost=lambda message: message.kind == "translated" and message.receiver == 0)  # fmt: skip
+    voter = meeting.peers[0]
+    assert any(note["what"] == "left alone" for note in voter.history)
+    assert 0 < voter.learner.votes.votes <= voter.learner.votes.most
+    voter.learner.trained = 0
+    voter.learner.votes.votes = voter.learner.votes.most - 2 * len(voter.learner.aligned[1])
+    assert voter.learner.can_host(1)
+    voter.learner.votes.votes += 1
+    assert not voter.learner.can_host(1)
 
 
 def test_what_makes_no_sense_is_refused():
@@ -759,6 +794,17 @@ def test_what_should_not_be_sent_changes_nothing(spoil):
     assert (host.refused, host.learner.votes.votes) == (1, 0)
     assert torch.equal(host.learner.kept.entity, before)
     assert kinds(host.receive(batch, 1.0)) == ["gradient"]  # the handshake goes on
+
+
+@pytest.mark.parametrize("odd", [{"count": 3}, {"epochs": 10**6}, {"batch": 1}, {"width": 0}, {"width": 10**6}])
+def test_a_client_serves_what_was_agreed_and_nothing_else(odd):
+    host, client = pair()
+    offer = done(client, 1.0)[0]
+    done(host, 1.0)
+    (invite,) = host.receive(offer, 1.0)
+    (answer,) = client.receive(replace(invite, says=dict(invite.says) | odd), 1.0)
+    assert answer.says["answer"] == "no"
+    assert not client._serving
 
 
 def test_links_from_outside_are_looked_at():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
@@ -250,6 +251,12 @@ class Learner:
     def can_train(self) -> bool:
         return self.trained < self.pairing.trainings
 
+    def can_host(self, client: int) -> bool:
+        """Whether a training is left for what a handshake brings, and as many votes as it may need."""
+        if not self.can_train or not isinstance(self.votes, GaussianVotes):
+            return self.can_train
+        return self.votes.votes + self.pairing.ppat.epochs * len(self.aligned[client]) <= self.votes.most
+
     @property
     def kept(self) -> Tables:
         """The tables that are kept."""
@@ -296,9 +303,11 @@ class Learner:
         wanted = pairing.validation or ("own" if pairing.mode == "published" else "paid")
         if wanted != "none" and not len(graph.valid):
             raise TacitError('there are no validation triples to keep the best by: set validation = "none"')
-        if wanted == "public" and (graph.valid.confidential is None or graph.valid.confidential.all()):
-            raise TacitError("some validation triples have to be marked, and others not, so that these are public "
-                             "(tacit data mark): or set validation to paid or none")  # fmt: skip
+        if wanted == "public" and not (
+            _has_marks(graph.valid) and _has_marks(graph.test) and len(unrestricted(graph.valid))
+        ):
+            raise TacitError("marks have to say which validation and test triples are confidential, and leave some of "
+                             "the former public (tacit data mark): or set validation to paid or none")  # fmt: skip
         if wanted == "paid":
             if not self.private_rows:
                 raise TacitError("a paid look is for peers that train privately: set validation = own")
@@ -453,7 +462,7 @@ class Learner:
         if self._questions is None:
             found: dict[str, tuple[Any, Any]] = {
                 "own": (graph.valid.triples, graph.statements.triples),
-                "public": (unrestricted(graph.valid), unrestricted(graph.statements)),
+                "public": (unrestricted(graph.valid), self._public_facts()),
                 "paid": (graph.valid.triples, np.zeros((0, 3), np.int64)),
             }
             self._questions = Questions(*found[self.validation])
@@ -468,6 +477,13 @@ class Learner:
         self.looks += 1
         noise = self._secret.normal(Purpose.NOISE_SIGNAL, self.number, self.looks, 1)
         return exact_sum(ranks) + self.look_sigma * float(noise[0])
+
+    def _public_facts(self) -> Any:
+        """What public validation leaves out of the ranks: training triples only where some of them are public."""
+        splits = [self.graph.valid, self.graph.test]
+        if getattr(self.settings.privacy, "has_public", True):
+            splits.append(self.graph.train)
+        return np.concatenate([unrestricted(split) for split in splits])
 
     def improves(self, trained: Trained) -> bool:
         """Keep tables that are better than ever before: a noisy score by more than the deviation of a difference."""
@@ -548,23 +564,37 @@ class Learner:
 
     def _shard_tables(self) -> list[Any]:
         if self._shards is None:
-            graph, many, first = self.graph, self.pairing.ppat.shards, self._first_tables()
+            graph, many, nothing = self.graph, self.pairing.ppat.shards, Split(np.zeros((0, 3), np.int32))
             shard = content(graph.train.triples, self.settings.seed, self.number) % many
-            graphs = [replace(graph, train=graph.train.at(np.flatnonzero(shard == each))) for each in range(many)]
-            taught = [each for each in range(many) if len(graphs[each].train)]
-            stacked = Tables(
-                torch.cat([first.entity] * len(taught)), torch.cat([first.relation] * len(taught)),
-                tuple(torch.cat([shared] * len(taught)) for shared in first.shared),
-            )  # fmt: skip
-            fit = Fit(self.settings, [graphs[each] for each in taught], numbers=taught, tables=stacked)
-            for _ in range(self.settings.training.epochs):
-                fit.epoch(np.ones(len(taught), bool))
-            tables: list[Any] = [(first.entity, first.relation)] * many
-            for place, each in enumerate(taught):
-                own = fit.cohort.tables.party(fit.layout, place)
-                tables[each] = (own.entity.nan_to_num(), own.relation.nan_to_num())
-            self._shards = tables
+            graphs = {
+                each: replace(graph, train=graph.train.at(np.flatnonzero(shard == each)), valid=nothing, test=nothing)
+                for each in np.unique(shard).tolist()
+            }
+            try:
+                found = self._taught(graphs)
+            except Diverged:  # one shard's triples may not change another's teacher: each alone, then
+                found = {}
+                for each, own in graphs.items():
+                    with suppress(Diverged):
+                        found |= self._taught({each: own})
+            first = self._first_tables()
+            self._shards = [found.get(each, (first.entity, first.relation)) for each in range(many)]
         return self._shards
+
+    def _taught(self, graphs: Mapping[int, Graph]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Tables of each shard, trained on its triples alone, all from the same beginning."""
+        first, many = self._first_tables(), len(graphs)
+        stacked = Tables(
+            torch.cat([first.entity] * many),
+            torch.cat([first.relation] * many),
+            tuple(torch.cat([shared] * many) for shared in first.shared),
+        )
+        fit = Fit(self.settings, list(graphs.values()), numbers=list(graphs), tables=stacked)
+        for _ in range(self.settings.training.epochs):
+            fit.epoch(np.ones(many, bool))
+        fit.check_rows()
+        tables = [fit.cohort.tables.party(fit.layout, place) for place in range(many)]
+        return {each: (own.entity, own.relation) for each, own in zip(graphs, tables, strict=True)}
 
     # -- as a client ---------------------------------------------------------------------------------------------------
 
@@ -622,3 +652,7 @@ def _more_names(vocab: Vocab, many: int) -> Vocab:
 
 def _row_keys(triples: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(triples.astype(">i4")).view("V12").reshape(-1)
+
+
+def _has_marks(split: Split) -> bool:
+    return split.confidential is not None or not len(split)

@@ -40,6 +40,12 @@ from tacit.training import Fit, evaluated
 STEP, LATENCY = 1e-3, 0.01
 """Seconds of a step of training or of a batch at a peer of speed 1, and of a message on its way."""
 
+NOR_COVERED = (
+    "which names two peers have in common",
+    "how long a peer takes to answer",
+    "a triple that several peers hold: it costs each of them",
+)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -151,7 +157,9 @@ def statement(peer: Learner) -> dict[str, Any]:
     reserved, spent = peer.spent(reserved=True), peer.spent()
     found = max(epsilon(each, delta) for each in reserved.values())
     unit = getattr(privacy, "unit", "triple")
-    rows = "its rows, trained privately" if peer.private_rows else "noisy votes of teachers on disjoint triples"
+    rows = "noisy votes of teachers on disjoint triples" if peer.votes is not None else "nothing"
+    if peer.private_rows:
+        rows = "its rows, trained privately"
     return {
         "guarantee": "none: a simulation" if peer.simulated else "differential privacy",
         "epsilon": None if peer.simulated else found,
@@ -165,7 +173,7 @@ def statement(peer: Learner) -> dict[str, Any]:
         "releases": {name: [segment.json() for segment in each] for name, each in reserved.items()},
         "spent": {name: [segment.json() for segment in each] for name, each in spent.items()},
         "covers": "every message to other peers, and whatever they make of them",
-        "not_covered": [*NOT_COVERED, "which names two peers have in common", "how long a peer takes to answer"],
+        "not_covered": [*NOT_COVERED, *NOR_COVERED],
     }
 
 

@@ -35,6 +35,8 @@ from tacit.peers.ppat import Generator, Judge, batches, nearness, procrustes
 LOG = logging.getLogger(__name__)
 Tensor = Any
 State = Literal["ready", "busy", "sleep"]
+WIDEST = 1 << 14
+"""Rows that a client translates into, at most: the matrix is as wide."""
 What = Literal["first", "host", "client", "self"]
 
 
@@ -205,8 +207,8 @@ class Peer:
         self._later = [entry for entry in self._later if entry[0] > now]
         for _, client, tries in due:
             self._enqueue(client, tries)
+        self._queue = deque(entry for entry in self._queue if self.learner.can_host(entry[0]))
         if not self.learner.can_train:
-            self._queue.clear()
             self._updates.clear()
             self._later.clear()
         if self._updates:
@@ -253,8 +255,7 @@ class Peer:
     # -- as a host -----------------------------------------------------------------------------------------------------
 
     def _offered(self, message: Message, now: float) -> list[Message]:
-        if self.learner.can_train:
-            self._enqueue(message.sender)
+        self._enqueue(message.sender)
         return self._next(now)
 
     def _ask(self, client: int, tries: int, now: float) -> list[Message]:
@@ -375,7 +376,9 @@ class Peer:
         handshake = says["handshake"]
         if tuple(scale.shape) != (1,) or not bool((scale.isfinite() & (scale > 0)).all()):
             raise Refused("a scale is one number above 0")
-        fits = says["count"] == len(learner.aligned[host]) and min(says["width"], says["batch"]) >= 1
+        ppat = self.pairing.ppat
+        agreed = {"count": len(learner.aligned[host]), "epochs": ppat.passes, "batch": ppat.batch}
+        fits = agreed.items() <= says.items() and 1 <= says["width"] <= WIDEST
         if not learner.leaves or not fits:
             return [self._message("answer", host, handshake=handshake, answer="no")]
         if self.state == "busy" or learner.best is None:
