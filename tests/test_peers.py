@@ -393,6 +393,17 @@ def test_the_best_is_kept_and_the_meeting_ends():
         assert peer.refused == 0
 
 
+def test_time_may_be_up_and_then_go_on():
+    whole, parts = meet(PARTIES, wanted(), PUBLISHED), meet(PARTIES, wanted(), PUBLISHED, until=0.0)
+    assert not parts.history
+    assert parts.scores() == [None, None, None]
+    for until in (0.3, 5.0, math.inf):
+        parts.run(until)
+        assert parts.now <= until
+    assert parts.history == whole.history
+    assert parts.scores() == whole.scores()
+
+
 def test_it_ends_when_nobody_improves(monkeypatch):
     """Scores that never become better: each trains for as long as its patience lasts, or with what it is offered."""
     monkeypatch.setattr(Learner, "_scored", lambda self, tables: 1.0)
@@ -675,7 +686,7 @@ def test_what_makes_no_sense_is_refused():
         meet(PARTIES, wanted(), replace(SOUND, ppat=PPAT(translator="procrustes"), votes_sigma=1.0))
     with pytest.raises(TacitError, match="noise of their steps"):
         meet(PARTIES, wanted(private=True, degree_share=0.1, degree_sigma=1.0), SOUND)
-    with pytest.raises(TacitError, match="marked"):
+    with pytest.raises(TacitError, match="marks have to say"):
         meet(PARTIES, wanted(private=True), replace(SOUND, validation="public"))
     with pytest.raises(BadValue, match="2 settings for 3 parties"):
         meet(PARTIES, [wanted(), wanted()], PUBLISHED)

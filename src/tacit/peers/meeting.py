@@ -81,16 +81,17 @@ class Meeting:
         self.speeds = {peer.number: 1.0 for peer in peers} | dict(speeds or {})
         if any(not (speed >= 0 and math.isfinite(speed)) for speed in self.speeds.values()):
             raise BadValue("a speed is a number, at least 0")
-        self.now = 0.0
+        self.now, self._begun = 0.0, False
+        self._by_number = {peer.number: peer for peer in peers}
         self._events: list[tuple[float, int, Peer, Any]] = []
         self._order = itertools.count()
         self._alarms: dict[int, float] = {}
 
     def run(self, until: float = math.inf) -> None:
         """Let them meet until nobody has anything left to do, or time is up."""
-        if not self.now:
-            for peer in self.peers:
-                self._after(peer, peer.begin())
+        for peer in self.peers if not self._begun else ():
+            self._after(peer, peer.begin())
+        self._begun = True
         while self._events and self._events[0][0] <= until:
             self.now, _, peer, what = heapq.heappop(self._events)
             if what is None:
@@ -104,14 +105,14 @@ class Meeting:
 
     def _after(self, peer: Peer, said: Sequence[Message]) -> None:
         """Send what it said, begin what it wants to have done, and set its alarm."""
-        speed, peers = self.speeds[peer.number], {each.number: each for each in self.peers}
+        speed = self.speeds[peer.number]
         for message in said:
             if not speed:
                 continue
             self.transcript.record(message)
             if not self.lost(message):
                 work = STEP / speed if message.kind in ("generated", "gradient") else 0.0
-                self._at(self.now + LATENCY + work, peers[message.receiver], message)
+                self._at(self.now + LATENCY + work, self._by_number[message.receiver], message)
         if (job := peer.take_job()) is not None and speed:
             self._at(self.now + job.steps * STEP / speed, peer, job)
         if (alarm := peer.alarm) < self._alarms.get(peer.number, math.inf) and speed:
