@@ -78,6 +78,8 @@ class Purpose(IntEnum):
     COIN = 23
     NOISE_GAP = 24
     POISON = 25
+    PAIR = 26
+    NOISE_VOTE = 27
 
 
 def philox(

@@ -69,19 +69,30 @@ def classify_triples(model: Model, graph: Graph, *, seed: int = 0) -> TripleClas
     """
     if not len(graph.valid) or not len(graph.test):
         raise BadValue("triple classification needs validation triples for thresholds, and test triples")
-    both = {}
-    for split in ("valid", "test"):
-        rows = np.concatenate([graph.splits[split].triples.astype(np.int64), corrupted(graph, split, seed=seed)])
-        ids = torch.from_numpy(rows).to(model.tables.entity.device)
-        with torch.no_grad():
-            scores = model.score(*ids.unbind(1)).double().cpu().numpy()
-        both[split] = rows[:, 1], scores, np.arange(len(rows)) < len(rows) // 2
-    relation, scores, truth = both["valid"]
+    relation, scores, truth = _scored(model, graph, "valid", seed)
     elsewhere = _threshold(scores, truth)
     thresholds = {int(r): _threshold(scores[relation == r], truth[relation == r]) for r in np.unique(relation)}
-    relation, scores, truth = both["test"]
+    relation, scores, truth = _scored(model, graph, "test", seed)
     bar = np.array([thresholds.get(int(r), elsewhere) for r in relation])
     return TripleClassification(float(((scores >= bar) == truth).mean()), thresholds, elsewhere, len(truth))
+
+
+def told_apart(model: Model, graph: Graph, split: SplitName, *, seed: int = 0) -> float:
+    """The share of true and corrupted triples of a split that one threshold of its own tells apart, at best.
+
+    For choosing between models: no threshold per relation, which would fit what it is judged by.
+    """
+    _, scores, truth = _scored(model, graph, split, seed)
+    return float(((scores >= _threshold(scores, truth)) == truth).mean())
+
+
+def _scored(model: Model, graph: Graph, split: SplitName, seed: int) -> tuple[Any, Any, Any]:
+    """Relations, scores and truth of a split's triples and of as many corrupted ones."""
+    rows = np.concatenate([graph.splits[split].triples.astype(np.int64), corrupted(graph, split, seed=seed)])
+    ids = torch.from_numpy(rows).to(model.tables.entity.device)
+    with torch.no_grad():
+        scores = model.score(*ids.unbind(1)).double().cpu().numpy()
+    return rows[:, 1], scores, np.arange(len(rows)) < len(rows) // 2
 
 
 def _threshold(scores: npt.NDArray[np.float64], truth: npt.NDArray[np.bool_]) -> float:

@@ -65,6 +65,7 @@ class Kind:
 PARTS = ("entity", "relation")
 _PART: Mapping[str, tuple[str, ...]] = {"part": PARTS}
 _MEMBERS = Array(("i8",), 1)
+_HANDSHAKE = {"handshake": 1 << 31}
 KINDS: dict[str, Kind] = {
     "names": Kind(
         "the names a party has rows for, one a line",
@@ -127,6 +128,51 @@ KINDS: dict[str, Kind] = {
         {"salt": 1 << 63},
     ),
     "score": Kind("how well a party's model answers its own questions", {"numbers": Array(("f8",), 2)}, _PART),
+    "blinded": Kind("a peer's names under its key", {"points": Array(("u1",), 2)}, _PART),
+    "passed": Kind(
+        "the other's names under both keys, and the own ones under one where the other has not had them",
+        {"points": Array(("u1",), 2), "own": Array(("u1",), 2, optional=True)},
+        _PART,
+    ),
+    "offer": Kind("a peer's rows are better than before: a handshake is welcome", {}),
+    "invite": Kind(
+        "a host asks a client to translate its rows: how many, how wide, how long they are, in which order",
+        {"scale": Array(("f8",), 1)},
+        {},
+        {
+            "handshake": 1 << 31,
+            "count": 1 << 40,
+            "width": 1 << 20,
+            "epochs": 1 << 20,
+            "batch": 1 << 20,
+            "seed": 1 << 63,
+        },
+    ),
+    "answer": Kind("what a client says to that", {}, {"answer": ("yes", "busy", "no")}, _HANDSHAKE),
+    "generated": Kind("a batch of a client's rows, translated", {"values": Array(("f4",), 2)}, {}, _HANDSHAKE),
+    "gradient": Kind(
+        "where these should move; keep: the translation that made this epoch's rows is the best so far",
+        {"values": Array(("f4",), 2)},
+        {},
+        {"handshake": 1 << 31, "keep": 1},
+    ),
+    "translated": Kind(
+        "all aligned rows of a client, translated; and neighbours of them, with links, if any are sent",
+        {
+            "values": Array(("f4",), 2),
+            "entity": Array(("f4",), 2, optional=True),
+            "relation": Array(("f4",), 2, optional=True),
+            "links": Array(("i8",), 2, optional=True),
+        },
+        {},
+        _HANDSHAKE,
+    ),
+    "ended": Kind(
+        "a host has what it wants; a map: what it did to the rows beyond the translation",
+        {"map": Array(("f4",), 2, optional=True)},
+        {},
+        _HANDSHAKE,
+    ),
 }
 """Each kind of message. A new one is a line here."""
 TYPES = {"u1": torch.uint8, "u4": torch.uint32, "i8": torch.int64, "f8": torch.float64, "f4": torch.float32,
@@ -285,7 +331,7 @@ class Inbox:
     """
 
     kind: str
-    part: str
+    part: str | None
     round: int
     phase: int
     receiver: int
