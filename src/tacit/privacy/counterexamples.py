@@ -24,6 +24,7 @@ from tacit.models.translational import TransE
 from tacit.privacy.accountant import by_renyi, epsilon
 from tacit.privacy.bounds import best_threshold, epsilon_from_counts
 from tacit.privacy.events import Gaussian, Sampled, Segment
+from tacit.privacy.pate import by_moments
 from tacit.privacy.privatizers import DPKGE, DPFLames, Published
 from tacit.privacy.selection import Selection
 from tacit.settings import Settings
@@ -215,6 +216,13 @@ def clip_by_percentile() -> Flaw:
                 "exact: norms 0.5 and 1, and then one of 50, at the 100th percentile")  # fmt: skip
 
 
+def votes_undercounted(batches: int = 29, batch: int = 32) -> Flaw:
+    """11: a batch of labels is charged as one vote; and rows are sent as WX, which no vote protects at all."""
+    claimed, found = (by_moments(votes, 0.05, DELTA)[0] for votes in (batches, batches * batch))
+    return Flaw(11, "FKGE, noisy votes", "epsilon by the paper's moments", claimed, found,
+                f"its own accounting of {batches} batches, once with each of their {batch} labels")  # fmt: skip
+
+
 def added_by_epoch() -> Flaw:
     """13: epsilons of epochs added up: valid, and so loose that a budget is gone before it is used."""
     each, whole = (account([Segment(Sampled(0.01, (1.0,)), steps)], DELTA)
@@ -233,6 +241,7 @@ FLAWS: tuple[Callable[[], Flaw], ...] = (
     touched_rows,
     clipped_apart,
     clip_by_percentile,
+    votes_undercounted,
     added_by_epoch,
 )
 """Of the 13 of `docs/published.md`; the others are arguments, and stand there."""
