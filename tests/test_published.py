@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tacit.clinic import clinic
 from tacit.draws import Purpose
-from tacit.errors import BadInput, BadValue
+from tacit.errors import BadInput, BadValue, TacitError
 from tacit.federated import FederatedRun, Federation
 from tacit.graph import Split
 from tacit.kernels.contract import Clipped, Gradients
@@ -265,6 +265,8 @@ def test_a_step_of_dpkge_is_as_printed(scorer, clip):
         score = fit.settings.scorer.score
         loss = torch.relu(1.0 - score(*leaves[:3]) + score(*leaves[3:])).sum()
         gradients = torch.autograd.grad(loss, leaves)
+        for relation in (gradients[1], gradients[4]):
+            relation[:, relation.shape[1] - fit.settings.scorer.frozen :] = 0.0  # given, and not learned
         samples += [((h, r, t), gradients[:3]), ((h2, r, t2), gradients[3:])]
     norms = [math.sqrt(sum(float(part.square().sum()) for part in parts)) for _, parts in samples]
     cut = clip if clip is not None else float(np.percentile([n for n in norms if n > 0], 60.0))
@@ -348,6 +350,12 @@ def test_every_published_mechanism_is_tried():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_refused_unless_it_is_asked_for_as_published(name):
+    with pytest.raises(TacitError, match="dense"):
+        fit_of(name, optimizer={"name": "sparse-adam"})
+    with pytest.raises(TacitError, match="entity and relation rows alone"):
+        fit_of(name, scorer={"name": "tucker"})
+    with pytest.raises(TacitError, match=r"training\.reciprocal"):
+        fit_of(name, training={"reciprocal": True}, negatives={"sides": "both"})
     with pytest.raises(BadInput, match=r'no formal guarantee.*privacy\.mode = "published"'):
         Settings.make({"privacy": {"name": name}})
     with pytest.raises(BadInput, match=r"no setting 'privacy\.epsilon'"):

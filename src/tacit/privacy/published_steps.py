@@ -52,6 +52,8 @@ class PublishedSteps:
             raise TacitError(
                 "the papers' mechanisms train on triples: set training.reciprocal = false, and no k-vs-all"
             )
+        if cohort.optimizer.touched_only:
+            raise TacitError("the papers' steps are dense: use adam, adagrad or sgd")
         self.published, self.cohort, self.examples, self.objective = privatizer, cohort, examples, objective
         self.layout, self.device, self.seed = examples.layout, examples.device, examples.seed
         self.graphs, self.batch = tuple(graphs), examples.sampling.batch
@@ -314,6 +316,10 @@ class DPKGESteps(PublishedSteps):
         self.per_epoch = self.batches.sum(0).tolist()
         self.each = self.batches.sum(0)
         self.order = [self.orders(kind, which) for which, kind in enumerate(self.sets)]
+        self.learned = torch.ones(cohort.tables.relation.shape[1], device=self.device)
+        """Which numbers of a relation's row are learned: a weight that is given has no gradient (TransM)."""
+        if objective.scorer.frozen:
+            self.learned[-objective.scorer.frozen :] = 0.0
         self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
         """(2, parties): confidential and unrestricted batches so far."""
 
@@ -367,7 +373,8 @@ class DPKGESteps(PublishedSteps):
         with torch.enable_grad():
             loss = self._losses(true, false)
             gradients = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), [*true, *false])
-        samples = (gradients[:3], gradients[3:])
+        head, relation, tail, head2, relation2, tail2 = gradients
+        samples = ((head, relation * self.learned, tail), (head2, relation2 * self.learned, tail2))
         lengths = torch.stack([length(sample) for sample in samples], -1)
         clip = self.clip_of(lengths, there)
         noisy = private[:, None]
