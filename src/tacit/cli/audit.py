@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MEANS = {
     "holds": "Nothing here speaks against the claim. That is no proof: this adversary is one of many, its bound loose.",
     "violated": "More was learned than the claim allows: the mechanism, or its code, has a fault. Publish nothing.",
-    "no claim": "This training has no privacy mechanism: so much, at least, its rows give away of single triples.",
+    "no claim": "Nothing is claimed for this training: so much, at least, its rows give away of single triples.",
 }
 
 

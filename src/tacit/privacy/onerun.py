@@ -68,7 +68,7 @@ class OneRun:
     Attributes
     ----------
     claimed
-        The epsilon of what it released, at `delta`; None: it has no privacy mechanism. It is not the run's own, but
+        The epsilon of what it released, at `delta`; None: nothing is claimed for it. It is not the run's own, but
         near it: rates follow the public number of triples, which canaries are among.
     simulation
         The noise followed a seed, and protects nothing: `claimed` is what secret noise would have guaranteed.
