@@ -350,6 +350,8 @@ def test_every_published_mechanism_is_tried():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_refused_unless_it_is_asked_for_as_published(name):
+    with pytest.raises(TacitError, match=r"training\.steps"):
+        fit_of(name, training={"steps": 3})
     with pytest.raises(TacitError, match="dense"):
         fit_of(name, optimizer={"name": "sparse-adam"})
     with pytest.raises(TacitError, match="entity and relation rows alone"):
@@ -435,6 +437,9 @@ def test_training_ends_where_the_papers_accounting_says_so():
     assert 0 < epochs < 1000
     fit.published.curve[0] += torch.tensor(dpflames_curve(rate, 1.0, steps * epochs, steps * epochs))
     assert fit.spent().tolist() == [True]
+    before = fit.cohort.tables.entity.clone()
+    assert fit.epoch().steps == 0  # who has spent it rests
+    assert torch.equal(fit.cohort.tables.entity, before)
     fit.published.curve.zero_()
     fit.published.curve[0] += torch.tensor(dpflames_curve(rate, 1.0, steps * (epochs - 1), steps * (epochs - 1)))
     assert fit.spent().tolist() == [False]

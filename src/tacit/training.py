@@ -200,6 +200,7 @@ class Fit:
         if self.private is not None:
             return self._private_epoch(wanted.cpu().numpy(), began)
         if self.published is not None:
+            wanted &= torch.from_numpy(~self.spent()).to(self.device)
             total, count, steps = self.published.epoch(wanted)
             cohort.epochs += wanted
             self._look(total.sum()[None], steps, first)

@@ -52,6 +52,8 @@ class PublishedSteps:
             raise TacitError(
                 "the papers' mechanisms train on triples: set training.reciprocal = false, and no k-vs-all"
             )
+        if getattr(examples.sampling, "steps", None) is not None:
+            raise TacitError("published mechanisms train whole epochs: leave out training.steps")
         if cohort.optimizer.touched_only:
             raise TacitError("the papers' steps are dense: use adam, adagrad or sgd")
         self.published, self.cohort, self.examples, self.objective = privatizer, cohort, examples, objective
