@@ -131,7 +131,8 @@ def test_sound_trainings_hold_with_many_canaries_and_secret_noise(name):
         found = audit_training(wanted, MARKED, canaries=4000, guesses=800, canary=canary, confidence=0.999, delta=1e-8)
         assert found.status == "holds", found
         assert not found.simulation
-        assert found.lower_bound > (0.03 if canary == "dirac" else 0.01) * found.claimed, found
+        if name != "repaired-flames":  # which releases next to nothing
+            assert found.lower_bound > (0.03 if canary == "dirac" else 0.01) * found.claimed, found
 
 
 @pytest.mark.full
