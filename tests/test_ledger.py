@@ -1154,7 +1154,8 @@ def test_the_commands(tmp_path, monkeypatch):
     assert told["head"] == ledger.head
     assert "Nothing is wrong with it." in say("verify", "ledger")
     shown = say("show", "ledger")
-    assert str(two.cid) in shown
+    assert str(two.cid)[:8] in shown  # a narrow terminal breaks an address apart
+    assert str(two.cid) in say("show", "ledger", "--json")
     assert "their word" in shown
     assert "epsilon" not in shown
     assert json.loads(say("show", "ledger", "--model", "drugs", "--json"))["models"][0]["tips"] == [str(two.cid)]
