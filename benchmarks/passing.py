@@ -1,6 +1,6 @@
 """How often DP-FLames' test passes on real batches, as printed: the chance of each step, exactly.
 
-    python benchmarks/passing.py --graph FOLDER [--out benchmarks/results/passing.json]
+    python benchmarks/passing.py --graph FB15K-237 [--out benchmarks/results/passing.json]
 
 Three parties by entities, TransE, dim 128, in the paper's settings. In each step the gaps are those of real gradients,
 the chance of every k follows from its gap (the largest of values with Gumbel noise), and so does the chance that the
@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import row, write
+from measure import load, row, write
 
-from tacit.files import read_graph
 from tacit.parties import partition
 from tacit.privacy.privatizers import DPFLames
 from tacit.privacy.published_steps import FLamesSteps
@@ -51,14 +50,14 @@ def chances(tops: Tensor, first: int, selection: Selection) -> np.ndarray:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--graph", type=Path, required=True)
+    options.add_argument("--graph", required=True)
     options.add_argument("--batches", type=int, nargs="+", default=[64, 512])
     options.add_argument("--steps", type=int, default=50)
     options.add_argument("--delta-t", type=float, nargs="+", default=[1e-5, 1e-8, 1e-10])
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--out", type=Path)
     chosen = options.parse_args()
-    parties, rows = partition(read_graph(chosen.graph), "entities", 3, seed=0), []
+    parties, rows = partition(load(chosen.graph), "entities", 3, seed=0), []
     row("", ["steps", "largest gap", "mean chance", "largest", "bound"])
     for batch in chosen.batches:
         settings = Settings.make({

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from tacit.clinic import clinic
 from tacit.draws import Purpose
 from tacit.errors import BadInput, BadValue, TacitError
-from tacit.federated import FederatedRun, Federation
+from tacit.federated import FederatedRun, Federation, Plan
 from tacit.graph import Split
 from tacit.kernels.contract import Clipped, Gradients
 from tacit.kernels.reference import Reference
+from tacit.privacy.accountant import ORDERS, converted, curve, epsilon, held_by
 from tacit.privacy.counterexamples import FLAWS, divergence, release_by_test, selection_example
-from tacit.privacy.privatizers import DPKGE, PRIVATIZERS, DPFLames, Published
+from tacit.privacy.events import SampledCurve, Segment, joined
+from tacit.privacy.privatizers import DPKGE, PRIVATIZERS, DPFLames, Published, RepairedFLames
 from tacit.privacy.published import (
     dpflames_curve,
     dpflames_epsilon,
@@ -218,7 +220,7 @@ def test_a_step_of_dp_flames_is_as_printed(scorer, test):
     norms = torch.linalg.vector_norm(sums.tables.entity, dim=1)
     order = norms.argsort(descending=True, stable=True)
     gumbel = -(-steps.uniforms(Purpose.NOISE_GAP, 19).log()).log()[0]
-    normal = steps.normals(Purpose.NOISE_SIGNAL, 1)[0, 0]
+    normal = steps.normals(Purpose.NOISE_TEST, 1)[0, 0]
     gaps = [float(norms[order[j - 1]] - norms[order[j]]) for j in range(12, 31)]
     k = 12 + int(np.argmax([gap + 2 * 0.3 * float(g) for gap, g in zip(gaps, gumbel, strict=True)]))
     offset = math.sqrt(2 * math.log(1 / 0.4))
@@ -445,6 +447,13 @@ def test_training_ends_where_the_papers_accounting_says_so():
     assert fit.spent().tolist() == [False]
 
 
+def test_an_epsilon_that_no_training_has_is_refused():
+    with pytest.raises(TacitError, match="no training costs less than inf"):
+        fit_of("dp-flames", privacy={"published_epsilon": 16.0})
+    with pytest.raises(TacitError, match=r"no training costs less than \d"):
+        fit_of("dp-flames", training={"batch": 1}, privacy={"published_epsilon": 1.0})
+
+
 @pytest.mark.slow
 def test_a_federation_runs_it(tmp_path):
     wanted = settings_of("dp-flames", privacy={"test": False, "pairs": "training"})
@@ -499,3 +508,25 @@ def test_the_repaired_one_says_what_it_needs():
     with pytest.raises(BadInput, match="random-triples"):
         Settings.make({"privacy": {"name": "repaired-flames", "epsilon": 4.0}, "loss": {"name": "softmax"},
                        "negatives": {"name": "random-triples"}})  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [{"prior_share": 0.1}, {"degree_share": 0.1}, {"unit": "group"},
+                                   {"noise_follows": "paid", "noise_falls": 0.5}])  # fmt: skip
+def test_the_repaired_one_refuses_what_it_cannot_account_for(wrong):
+    with pytest.raises(BadValue, match="use dpsgd"):
+        RepairedFLames(epsilon=4.0, **wrong)
+
+
+def test_holders_share_one_delta():
+    """Tests that may be wrong take of delta at each holder; the rest is converted with what is left."""
+    spent = joined([Segment(SampledCurve(0.01, 1.0, 1e-9), 1000)])
+    alone, both = epsilon(spent, 1e-5), held_by([spent], 2, 1e-5)[0]
+    twice = [converted(order, 2 * r, 1e-5 - 2e-6) for order, r in zip(ORDERS, curve(spent), strict=True)]
+    assert both == pytest.approx(min(twice))
+    assert both > alone
+    assert held_by([spent], 10, 1e-5) == [math.inf]
+
+
+def test_a_mechanism_as_published_is_not_for_real_parties():
+    with pytest.raises(TacitError, match="between real parties use a sound one"):
+        Plan("fede", ("north", "south"), settings_of("dp-flames"), Federation())

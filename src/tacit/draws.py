@@ -80,6 +80,7 @@ class Purpose(IntEnum):
     POISON = 25
     PAIR = 26
     NOISE_VOTE = 27
+    NOISE_TEST = 28
 
 
 def philox(

@@ -45,7 +45,7 @@ from tacit.parties import Parties
 from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.privatizers import Published, Sound
 from tacit.run import CONFIG, SHAREABLE, Run, described, environment, no_claim, note, positions
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
@@ -160,6 +160,9 @@ class Plan:
         check_recipe(self.recipe)
         if self.recipe not in SHARED:
             raise TacitError(f"the recipe {self.recipe} has no coordinator: use {', '.join(SHARED)}")
+        if isinstance(self.settings.privacy, Published):
+            raise TacitError("a mechanism as published is for replication in one process (tacit federate): between "
+                             "real parties use a sound one")  # fmt: skip
         if len(set(self.parties)) < len(self.parties) or len(self.parties) < 2:
             raise TacitError(
                 f"a federation has two parties or more, each once; not {', '.join(self.parties) or 'none'}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,11 +52,9 @@ class BlobFolder:
     def put(self, data: bytes) -> CID:
         cid = CID.of(data, RAW)
         path = self._path(cid)
-        try:
+        with suppress(TacitError):  # it is not there, or damaged: then it is written anew
             if self.get(cid, len(data)) == data:
                 return cid
-        except TacitError:
-            pass  # it is not there, or damaged: it is written anew
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         write_whole(draft, data, mode=0o644)

@@ -112,8 +112,7 @@ def _composed(segment: Segment, group: int = 1) -> Any:
 def by_renyi(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
     """Epsilon by Renyi divergences; infinite where no order gives one."""
     spent = joined(segments)
-    own = sum(s.event.delta * s.count for s in spent if isinstance(s.event, SampledCurve))
-    left = delta - own
+    left = delta - own_delta(spent)
     if left <= 1e-9 * delta:  # nothing, but for rounding
         return math.inf
     if group > 1 and any(not isinstance(s.event, Gaussian) for s in spent):
@@ -129,10 +128,18 @@ def held_by(spent: Sequence[Spent], holders: int, delta: float) -> list[float]:
     if holders == 1:
         return [epsilon(each, delta) for each in spent]
     most = np.max([curve(each) for each in spent], axis=0)
+    left = delta - holders * max(own_delta(each) for each in spent)
+    if left <= 1e-9 * delta:
+        return [math.inf] * len(spent)
     return [
-        max(epsilon(each, delta), min(converted(a, r, delta) for a, r in zip(ORDERS, holders * most, strict=True)))
+        max(epsilon(each, delta), min(converted(a, r, left) for a, r in zip(ORDERS, holders * most, strict=True)))
         for each in spent
     ]
+
+
+def own_delta(segments: Sequence[Segment]) -> float:
+    """What releases take of delta by themselves: events that hold but for a chance."""
+    return sum(s.event.delta * s.count for s in segments if isinstance(s.event, SampledCurve))
 
 
 def converted(order: float, divergence: float, delta: float) -> float:

@@ -81,11 +81,11 @@ def audit_step(
     measured = {}
     for way in ways:
         inside, outside = (np.concatenate([found[way] for found in worlds[there]]) for there in (True, False))
-        measured[way] = _bound(inside, outside, delta, 1 - (1 - confidence) / (2 * len(ways)))
+        measured[way] = lower_bound(inside, outside, delta, 1 - (1 - confidence) / (2 * len(ways)))
     return StepAudit(claimed, measured, runs, delta, confidence)
 
 
-def _bound(inside: np.ndarray, outside: np.ndarray, delta: float, confidence: float) -> float:
+def lower_bound(inside: np.ndarray, outside: np.ndarray, delta: float, confidence: float) -> float:
     """The better of guessing that high scores, or that low ones, have the canary."""
     found = [best_threshold(sign * inside, sign * outside, delta=delta) for sign in (1.0, -1.0)]
     return max(

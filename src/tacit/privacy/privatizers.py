@@ -30,7 +30,6 @@ from tacit.privacy.published import (
     GAUSSIAN_ORDERS,
     converted_as_then,
     dpflames_curve,
-    least_epsilon,
     sampled_gaussian,
 )
 from tacit.privacy.selection import Selection
@@ -361,8 +360,11 @@ class RepairedFLames(Sound):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.selection(1.0)
-        if self.unit == "group" or self.degree_share:
-            raise BadValue("rows are selected by triples, in each batch: use dpsgd for groups, and no degree_share")
+        if self.unit == "group" or self.degree_share or self.prior_share or self.adaptive:
+            raise BadValue(
+                "rows are selected by triples, in each batch: for groups, degree_share, prior_share and noise that "
+                "follows a signal use dpsgd"
+            )
 
     def selection(self, sigma: float) -> Selection:
         """How rows are chosen at a step's noise."""
@@ -466,10 +468,6 @@ class DPFLames(Published):
 
     def accounted(self, curve: Sequence[float]) -> float:
         return converted_as_then(self.orders, curve, self.delta / 2)
-
-    def least_accounted(self, rate: float) -> float:
-        """What the paper's accounting says before the first step."""
-        return least_epsilon(rate, self.sigma, self.delta)
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from tacit.draws import Purpose, Stream, below, blocks
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import Graph
-from tacit.kernels.contract import Objective
+from tacit.kernels.contract import ABSENT, Objective
 from tacit.privacy.apart import PublicNegatives
 from tacit.privacy.privatizers import DPKGE, DPFLames, Published
+from tacit.privacy.published import least_epsilon
 
 Tensor = Any
 AT_ONCE = 16
 """Steps in one CUDA graph."""
-ABSENT = -1
 
 
 class PublishedSteps:
@@ -213,6 +213,13 @@ class FLamesSteps(PublishedSteps):
                 "DP-FLames protects the positive part of a loss: use one that has parts (self-adversarial)"
             )
         self.privatizer, self.selection = privatizer, privatizer.selection()
+        rates = [self.batch / max(len(graph.train), self.batch + 1) for graph in graphs]
+        least = max(least_epsilon(rate, privatizer.sigma, privatizer.delta) for rate in rates)
+        if privatizer.published_epsilon is not None and privatizer.published_epsilon < least:
+            raise TacitError(
+                f"by the paper's accounting no training costs less than {least:.3g} at this batch size and sigma: "
+                "raise privacy.published_epsilon, or leave it out"
+            )
         self.per_epoch = [-(-len(graph.train) // self.batch) for graph in graphs]
         self.each = torch.tensor(self.per_epoch, device=self.device)
         self.all = [np.arange(len(g.train)) + int(s) for g, s in zip(graphs, examples.start, strict=False)]
@@ -273,7 +280,7 @@ class FLamesSteps(PublishedSteps):
         which = (norms.double() - self.tie).topk(self.last + 1, dim=1)[1]
         top = norms.gather(1, which)
         gumbel = -(-self.uniforms(Purpose.NOISE_GAP, self.last + 1 - self.first).log()).log()
-        k, passed = self.selection.choose(top, self.first, gumbel.float(), self.normals(Purpose.NOISE_SIGNAL, 1)[:, 0])
+        k, passed = self.selection.choose(top, self.first, gumbel.float(), self.normals(Purpose.NOISE_TEST, 1)[:, 0])
         ids = self.place.gather(1, which[:, : self.last])
         chosen = (self.kept < k[:, None]) & (passed & active)[:, None]
         noise = self.normals(Purpose.NOISE_ENTITY, self.last * width).unflatten(1, (self.last, width))

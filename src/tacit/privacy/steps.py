@@ -255,7 +255,7 @@ class PrivateSteps:
             words = self.secret.words(Purpose.NOISE_GAP, number, step, 2 * (last + 1 - first), self.device)
             halves = words.double().reshape(-1, 2)
             gumbel = -(-((halves[:, 0] + (halves[:, 1] + 0.5) * 2.0**-32) * 2.0**-32).log()).log()
-            normal = self.secret.normal(Purpose.NOISE_SIGNAL, number, step, 1, self.device)[0]
+            normal = self.secret.normal(Purpose.NOISE_TEST, number, step, 1, self.device)[0]
             k, passed = privatizer.selection(sigma[party]).choose(top.double(), first, gumbel, normal.double())
             if bool(passed):
                 kept[layout.entity_start[party] + which[: int(k)]] = True
