@@ -107,6 +107,7 @@ def main() -> int:
         print(f"{time.perf_counter() - began:.0f} s: {cell.name}: {told} {shown[:120]}", flush=True)
     for worker in workers:
         worker.kill()
+    wanted.cancel_join_thread()  # nobody takes what is left
     print(f"{left} left, {failed} failed", flush=True)
     return 1 if left or failed else 0
 

@@ -116,6 +116,29 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
     return philox(counter, key)
 
 
+def party_words(seed: int, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+    """(parties, count) 32-bit words, of each party at its step; `numbers` and `steps` are tensors."""
+    import torch
+
+    if (kernels := _on_gpu(numbers)) is not None:
+        return kernels.party_words(seed, purpose, numbers, steps, count)
+    block = torch.arange(-(-count // 4), device=numbers.device)[None]
+    found = blocks(seed, purpose, numbers[:, None], steps[:, None], block)
+    return torch.stack(found, -1).flatten(1)[:, :count]
+
+
+def party_normals(seed: int, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+    """(parties, count) standard normal float32 (Box and Muller 1958) of the same words: noise of simulations alone."""
+    import torch
+
+    if (kernels := _on_gpu(numbers)) is not None:
+        return kernels.party_words(seed, purpose, numbers, steps, count, normal=True)
+    words = party_words(seed, purpose, numbers, steps, count + count % 2).double()
+    u = ((words + 0.5) * 2.0**-32).unflatten(1, (-1, 2))
+    radius, angle = (-2.0 * u[..., 0].log()).sqrt(), (2.0 * np.pi) * u[..., 1]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :count].float()
+
+
 def _on_gpu(words: Array) -> Any:
     """The kernels that draw on a GPU, if that is where these words are."""
     if isinstance(words, np.ndarray) or words.device.type != "cuda" or find_spec("triton") is None:

@@ -254,7 +254,8 @@ def with_marks(cell: Cell, graph: Graph) -> Graph:
     if not cell.marked.get("drop"):
         return marked
     assert marked.train.confidential is not None
-    return replace(graph, train=Split(graph.train.triples[~marked.train.confidential]))
+    left = graph.train.triples[~marked.train.confidential]
+    return replace(graph, train=Split(left, np.zeros(len(left), bool)))
 
 
 def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> list[Cell]:
