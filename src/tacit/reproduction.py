@@ -254,8 +254,7 @@ def with_marks(cell: Cell, graph: Graph) -> Graph:
     if not cell.marked.get("drop"):
         return marked
     assert marked.train.confidential is not None
-    left = graph.train.triples[~marked.train.confidential]
-    return replace(graph, train=Split(left, np.zeros(len(left), bool)))
+    return replace(graph, train=Split(graph.train.triples[~marked.train.confidential]))
 
 
 def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> list[Cell]:

@@ -7,6 +7,7 @@ where: `docs/published.md`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tacit.privacy.apart import PublicNegatives
 from tacit.privacy.privatizers import DPKGE, DPFLames, Published
 from tacit.privacy.published import least_epsilon
 
+LOG = logging.getLogger(__name__)
 Tensor = Any
 AT_ONCE = 16
 """Steps in one CUDA graph."""
@@ -497,7 +499,8 @@ def _no_negatives(score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _marked(graph: Graph) -> np.ndarray:
+    """Which triples are confidential; none of a graph without marks, which then trains as if there were no DPKGE."""
     if graph.train.confidential is None:
-        raise TacitError("nothing in the graph is marked confidential: mark statements (tacit data mark)")
-    found: np.ndarray = graph.train.confidential
-    return found
+        LOG.warning("nothing in the graph is marked confidential: this is plain training (tacit data mark)")
+        return np.zeros(len(graph.train), bool)
+    return np.asarray(graph.train.confidential)
