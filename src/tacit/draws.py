@@ -116,24 +116,25 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
     return philox(counter, key)
 
 
-def party_words(seed: int, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
-    """(parties, count) 32-bit words, of each party at its step; `numbers` and `steps` are tensors."""
+def party_words(seeds: Any, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+    """(parties, count) 32-bit words, of each party by its seed at its step; all are tensors, a seed modulo 2**64."""
     import torch
 
     if (kernels := _on_gpu(numbers)) is not None:
-        return kernels.party_words(seed, purpose, numbers, steps, count)
+        return kernels.party_words(seeds, purpose, numbers, steps, count)
     block = torch.arange(-(-count // 4), device=numbers.device)[None]
-    found = blocks(seed, purpose, numbers[:, None], steps[:, None], block)
-    return torch.stack(found, -1).flatten(1)[:, :count]
+    counter = (block, block * 0, steps[:, None], numbers[:, None] | int(purpose) << 20)
+    found = philox(counter, (seeds[:, None] & MASK, (seeds[:, None] >> 32) & MASK))
+    return torch.stack(torch.broadcast_tensors(*found), -1).flatten(1)[:, :count]
 
 
-def party_normals(seed: int, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+def party_normals(seeds: Any, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
     """(parties, count) standard normal float32 (Box and Muller 1958) of the same words: noise of simulations alone."""
     import torch
 
     if (kernels := _on_gpu(numbers)) is not None:
-        return kernels.party_words(seed, purpose, numbers, steps, count, normal=True)
-    words = party_words(seed, purpose, numbers, steps, count + count % 2).double()
+        return kernels.party_words(seeds, purpose, numbers, steps, count, normal=True)
+    words = party_words(seeds, purpose, numbers, steps, count + count % 2).double()
     u = ((words + 0.5) * 2.0**-32).unflatten(1, (-1, 2))
     radius, angle = (-2.0 * u[..., 0].log()).sqrt(), (2.0 * np.pi) * u[..., 1]
     return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :count].float()

@@ -154,13 +154,16 @@ def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, .
 
 
 @triton.jit
-def _party_words(numbers, steps, out, count, purpose, key0, key1, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+def _party_words(seeds, numbers, steps, out, count, purpose, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     party = tl.program_id(1)
     block = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     zero = (block * 0).to(tl.uint32)
     step = zero + tl.load(steps + party).to(tl.uint32)
     whose = zero + (tl.load(numbers + party) | purpose).to(tl.uint32)
-    w0, w1, w2, w3 = philox_words(block.to(tl.uint32), zero, step, whose, key0, key1)
+    seed = tl.load(seeds + party)
+    w0, w1, w2, w3 = philox_words(
+        block.to(tl.uint32), zero, step, whose, (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+    )
     out += party * count
     at = 4 * block
     if NORMAL:
@@ -182,14 +185,15 @@ def _box_muller(first, second):
     return (radius * tl.cos(angle)).to(tl.float32), (radius * tl.sin(angle)).to(tl.float32)
 
 
-def party_words(seed: int, purpose: int, numbers: Tensor, steps: Tensor, count: int, *, normal: bool = False) -> Tensor:
+def party_words(
+    seeds: Tensor, purpose: int, numbers: Tensor, steps: Tensor, count: int, *, normal: bool = False
+) -> Tensor:
     """As `tacit.draws.party_words`; `normal`: as `tacit.draws.party_normals`."""
     kind = torch.float32 if normal else torch.int64
     out = torch.empty(len(numbers), count, dtype=kind, device=numbers.device)
     _party_words[(triton.cdiv(count, 4 * 256), len(numbers))](
-        numbers, steps, out, count, int(purpose) << 20, seed & 0xFFFFFFFF, seed >> 32, NORMAL=normal, BLOCK=256,
-        num_warps=4,
-    )  # fmt: skip
+        seeds, numbers, steps, out, count, int(purpose) << 20, NORMAL=normal, BLOCK=256, num_warps=4
+    )
     return out
 
 

@@ -28,7 +28,11 @@ def _move(
     there = at < count
     party = tl.load(owner + at // WIDTH, mask=there, other=0)
     live = there & (tl.load(active + party, mask=there, other=0) != 0)
-    g = tl.load(gradient + at, mask=live, other=0.0) / tl.load(divisor + party, mask=live, other=1.0)
+    g = tl.load(gradient + at, mask=there, other=0.0)
+    if KIND == 1:
+        there = there & (g != 0.0)  # the others stay as they are: most of a table need not be read
+        live = live & there
+    g = g / tl.load(divisor + party, mask=live, other=1.0)
     pace = tl.load(rate + party, mask=live, other=0.0)
     m = tl.load(memory + at, mask=live, other=0.0)
     if KIND == 0:

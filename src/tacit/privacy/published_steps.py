@@ -64,7 +64,11 @@ class PublishedSteps:
         self.layout, self.device, self.seed = examples.layout, examples.device, examples.seed
         self.graphs, self.batch = tuple(graphs), examples.sampling.batch
         parties = len(graphs)
-        self.numbers = torch.tensor(self.layout.numbers, device=self.device)
+        self.whose = [(self.seed, number) for number in self.layout.numbers]
+        """Of each party, its seed and number in draws."""
+        self.seeds, self.numbers = (
+            torch.tensor(all_of, device=self.device) for all_of in zip(*self.whose, strict=True)
+        )
         self.divisor = torch.full((parties,), float(self.batch), device=self.device)
         self.sigma = torch.full((parties,), privatizer.sigma, device=self.device)
         self.curve = torch.zeros(parties, len(privatizer.orders), dtype=torch.float64)
@@ -178,7 +182,7 @@ class PublishedSteps:
         wide = max(1, max(-(-len(rows) // self.batch) for rows in chosen)) * self.batch
         made = np.full((len(chosen), wide), ABSENT, np.int64)
         for party, rows in enumerate(chosen):
-            draw = Stream(self.seed, Purpose.SHUFFLE, self.layout.numbers[party], 2 * epoch[party] + which)
+            draw = Stream(self.whose[party][0], Purpose.SHUFFLE, self.whose[party][1], 2 * epoch[party] + which)
             made[party, : len(rows)] = rows[draw.permutation(len(rows))]
         return torch.from_numpy(made).to(self.device)
 
@@ -191,7 +195,7 @@ class PublishedSteps:
 
     def words(self, purpose: Purpose, count: int) -> Tensor:
         """(parties, count) 32-bit words at each party's count of steps."""
-        return party_words(self.seed, purpose, self.numbers, self.cohort.steps, count)
+        return party_words(self.seeds, purpose, self.numbers, self.cohort.steps, count)
 
     def uniforms(self, purpose: Purpose, count: int) -> Tensor:
         """In (0, 1)."""
@@ -199,7 +203,7 @@ class PublishedSteps:
 
     def normals(self, purpose: Purpose, count: int) -> Tensor:
         """(parties, count) standard normals; simulated noise."""
-        return party_normals(self.seed, purpose, self.numbers, self.cohort.steps, count)
+        return party_normals(self.seeds, purpose, self.numbers, self.cohort.steps, count)
 
 
 class FLamesSteps(PublishedSteps):
@@ -319,6 +323,7 @@ class DPKGESteps(PublishedSteps):
                  graphs: Sequence[Graph]):  # fmt: skip
         super().__init__(privatizer, cohort, examples, objective, graphs)
         self.privatizer = privatizer
+        self.percentile = torch.full((len(graphs), 1), privatizer.percentile, device=self.device)
         marks = [_marked(graph) for graph in graphs]
         starts = [int(start) for start in examples.start[:-1]]
         self.sets = [
@@ -341,6 +346,18 @@ class DPKGESteps(PublishedSteps):
         self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
         """(2, parties): confidential and unrestricted batches so far."""
 
+    def differ(self, seeds: Sequence[int], privatizers: Sequence[DPKGE]) -> None:
+        """Every party as if it trained alone, each by a seed, a sigma and a percentile of its own.
+
+        For tables of many small trainings of one graph: a GPU does thirty in little more time than one.
+        """
+        self.whose = [(seed, 0) for seed in seeds]
+        self.seeds, self.numbers = (
+            torch.tensor(all_of, device=self.device) for all_of in zip(*self.whose, strict=True)
+        )
+        self.sigma.copy_(torch.tensor([each.sigma for each in privatizers]))
+        self.percentile.copy_(torch.tensor([[each.percentile] for each in privatizers]))
+
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"published.done": self.done}
 
@@ -350,11 +367,11 @@ class DPKGESteps(PublishedSteps):
     def shuffle(self) -> None:
         """Which batches the epoch has, in which order: all of it is known before."""
         orders = [self.orders(kind, which).unflatten(1, (-1, self.batch)) for which, kind in enumerate(self.sets)]
-        steps = self.cohort.steps[:, None] + torch.arange(len(self.rows), device=self.device)
-        coins = bits(self.seed, Purpose.COIN, self.numbers[:, None], steps, 0 * steps) % 2 == 0
         done, sizes, batches = (tensor.T.tolist() for tensor in (self.done, self.sizes, self.batches))
-        for party, coin in enumerate(coins.tolist()):
-            private = scheduled(tuple(done[party]), tuple(sizes[party]), coin[: self.per_epoch[party]])
+        for party, begun in enumerate(self.cohort.steps.tolist()):
+            (seed, number), steps = self.whose[party], begun + np.arange(self.per_epoch[party])
+            coins = bits(seed, Purpose.COIN, number, steps, 0 * steps) % 2 == 0
+            private = scheduled(tuple(done[party]), tuple(sizes[party]), coins.tolist())
             self.private[: len(private), party] = torch.from_numpy(private).to(self.device)
             for which, kind in enumerate((private, ~private)):
                 place = (done[party][which] + np.arange(kind.sum())) % max(batches[party][which], 1)
@@ -414,7 +431,7 @@ class DPKGESteps(PublishedSteps):
             return torch.full_like(self.sigma, self.privatizer.clip)
         has = (lengths > 0) & there
         norms = torch.where(has, lengths, torch.inf).sort(1)[0]  # torch's quantiles would wait for the GPU
-        place = self.privatizer.percentile / 100 * (has.sum(1, keepdim=True) - 1).clamp(min=0)
+        place = self.percentile / 100 * (has.sum(1, keepdim=True) - 1).clamp(min=0)
         low, high = (norms.gather(1, at.long()) for at in (place.floor(), place.ceil()))
         return torch.where(has.any(1), torch.lerp(low, high, place.frac())[:, 0], 0.0)
 
@@ -431,6 +448,13 @@ class DPKGESteps(PublishedSteps):
 
     def rate(self, party: int) -> float:
         return self.batch / max(int(self.sizes[0, party]), self.batch + 1)
+
+    def cost(self, party: int, released: float) -> Tensor:
+        return super().cost(party, released) if released else torch.zeros(len(self.published.orders))
+
+    def accounted(self, party: int) -> float | None:
+        """None: nothing is confidential, and nothing to account for."""
+        return super().accounted(party) if int(self.sizes[0, party]) else None
 
 
 def published_steps(
