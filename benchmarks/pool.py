@@ -19,6 +19,7 @@ import queue
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def work(data: Path, device: str, wanted: Any, found: Any) -> None:
 
                 rows = attack_cell(cell, graph, device=device, command=command(cell), on_event=lambda event: None)
             elif len(cells) > 1:
-                rows = run_together(cells, graph, device=device, command=command)
+                rows = run_together(cells, graph, device=device, command=command, on_epoch=partial(tell, cell, began))
             else:
                 folder = Path("runs") / cell.table / cell.name
                 rows = [run_cell(cell, graph, folder, device=device, command=command(cell))]
@@ -57,6 +58,12 @@ def work(data: Path, device: str, wanted: Any, found: Any) -> None:
             found.put((cells, None, traceback.format_exc()))
         else:
             found.put((cells, rows, f"{time.perf_counter() - began:.0f} s"))
+
+
+def tell(cell: Cell, began: float, epoch: int) -> None:
+    """How far a training of several cells is, now and then."""
+    if epoch % 20 == 19:
+        print(f"{cell.name} and others: epoch {epoch + 1}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def kind(cell: Cell) -> tuple[str, bool]:
