@@ -176,15 +176,15 @@ class PublishedSteps:
 
     # -- what both have in common --------------------------------------------------------------------------------------
 
-    def orders(self, chosen: Sequence[np.ndarray], which: int) -> Tensor:
+    def orders(self, chosen: Sequence[Tensor], which: int) -> Tensor:
         """(parties, places): rows of each party's chosen triples in a new order, padded; whole batches."""
         epoch = self.cohort.epochs.tolist()
         wide = max(1, max(-(-len(rows) // self.batch) for rows in chosen)) * self.batch
-        made = np.full((len(chosen), wide), ABSENT, np.int64)
-        for party, rows in enumerate(chosen):
-            draw = Stream(self.whose[party][0], Purpose.SHUFFLE, self.whose[party][1], 2 * epoch[party] + which)
+        made = torch.full((len(chosen), wide), ABSENT, device=self.device)
+        for party, (rows, (seed, number)) in enumerate(zip(chosen, self.whose, strict=True)):
+            draw = Stream(seed, Purpose.SHUFFLE, number, 2 * epoch[party] + which, device=str(self.device))
             made[party, : len(rows)] = rows[draw.permutation(len(rows))]
-        return torch.from_numpy(made).to(self.device)
+        return made
 
     def rows_at(self, order: Tensor, first: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """(parties, batch) rows of triples from each party's place on, and whether there is one."""
@@ -226,10 +226,11 @@ class FLamesSteps(PublishedSteps):
             )
         self.per_epoch = [-(-len(graph.train) // self.batch) for graph in graphs]
         self.each = torch.tensor(self.per_epoch, device=self.device)
-        self.all = [np.arange(len(g.train)) + int(s) for g, s in zip(graphs, examples.start, strict=False)]
+        starts = examples.start[:-1].tolist()
+        self.all = [torch.arange(len(g.train), device=self.device) + s for g, s in zip(graphs, starts, strict=True)]
         self.order = self.orders(self.all, 0)
-        many, starts = self.layout.entities, self.layout.entity_start[: len(graphs)]
-        self.begins = torch.tensor(starts, device=self.device)[:, None]
+        many, begins = self.layout.entities, self.layout.entity_start[: len(graphs)]
+        self.begins = torch.tensor(begins, device=self.device)[:, None]
         self.last = min(2 * self.batch, min(many) - 1)
         self.first = min(self.batch, self.last)
         self.kept = torch.arange(self.last, device=self.device)[None]
@@ -327,7 +328,10 @@ class DPKGESteps(PublishedSteps):
         marks = [_marked(graph) for graph in graphs]
         starts = [int(start) for start in examples.start[:-1]]
         self.sets = [
-            [np.flatnonzero(mark if confidential else ~mark) + start for mark, start in zip(marks, starts, strict=True)]
+            [
+                torch.from_numpy(np.flatnonzero(mark == confidential) + start).to(self.device)
+                for mark, start in zip(marks, starts, strict=True)
+            ]
             for confidential in (True, False)
         ]
         self.batches = torch.tensor([[-(-len(rows) // self.batch) for rows in kind] for kind in self.sets])
