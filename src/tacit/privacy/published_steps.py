@@ -343,9 +343,10 @@ class DPKGESteps(PublishedSteps):
         self.rows = torch.zeros(*most, self.batch, dtype=torch.int64, device=self.device)
         self.private = torch.zeros(most, dtype=torch.bool, device=self.device)
         """(steps, parties) of the epoch: whose batch is confidential; and `rows` of triples in it, or ABSENT."""
-        self.learned = torch.ones(cohort.tables.relation.shape[1], device=self.device)
-        """Which numbers of a relation's row are learned: a weight that is given has no gradient (TransM)."""
+        self.learned: Tensor | None = None
+        """Which numbers of a relation's row are learned, if not all: a weight that is given is not (TransM)."""
         if objective.scorer.frozen:
+            self.learned = torch.ones(cohort.tables.relation.shape[1], device=self.device)
             self.learned[-objective.scorer.frozen :] = 0.0
         self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
         """(2, parties): confidential and unrestricted batches so far."""
@@ -408,14 +409,17 @@ class DPKGESteps(PublishedSteps):
         with torch.enable_grad():
             loss = self._losses(self.objective.scorer.score(*leaves))
             head, relation, tail = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), leaves)
-        sample = (head, relation * self.learned, tail)
+        if self.learned is not None:
+            relation = relation * self.learned
+        sample = (head, relation, tail)
         lengths = length(sample)
         clip = self.clip_of(lengths, both)
-        for part, plain, rows, table in zip(
-            clipped(sample, clip[:, None], both, lengths), sample, (heads, relations, tails),
-            (into.entity, into.relation, into.entity), strict=True,
+        most = torch.where(private, clip, torch.inf)[:, None]
+        for part, rows, table in zip(
+            clipped(sample, most, both, lengths), (heads, relations, tails), (into.entity, into.relation, into.entity),
+            strict=True,
         ):  # fmt: skip
-            table.index_add_(0, rows.reshape(-1), torch.where(private[:, None, None], part, plain).flatten(0, 1))
+            table.index_add_(0, rows.reshape(-1), part.flatten(0, 1))
         deviation = torch.where(private, self.sigma * clip, 0.0)
         entities = torch.cat([heads, tails], 1)
         self._noise(into.entity, entities, torch.cat([both, both], 1), deviation, Purpose.NOISE_ENTITY)
@@ -504,15 +508,15 @@ def gathered(*rows: Tensor) -> tuple[Tensor, ...]:
 
 def length(parts: Sequence[Tensor]) -> Tensor:
     """The norm over all of a sample's rows."""
-    return torch.stack([part.square().sum(-1) for part in parts]).sum(0).sqrt()
+    return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts]).square().sum(0).sqrt()
 
 
 def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor, norm: Tensor | None = None) -> tuple[Tensor, ...]:
     """One norm over all rows of a sample, cut to the clip; a sample that is absent, or not finite, adds nothing."""
     norm = length(parts) if norm is None else norm
     factor = torch.where(norm > 0, (clip / norm).clamp(max=1.0), 1.0)
-    factor = torch.where(there & norm.isfinite(), factor, 0.0)[..., None]
-    return tuple(torch.where(factor > 0, part * factor, 0.0) for part in parts)
+    kept = (there & norm.isfinite())[..., None]
+    return tuple(torch.where(kept, part * factor[..., None], 0.0) for part in parts)
 
 
 def shortened(rows: Tensor, most: float) -> Tensor:
