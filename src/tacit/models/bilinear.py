@@ -68,11 +68,11 @@ class RESCAL(Scorer):
 
     def tail_query(self, head: Tensor, relation: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         dim = head.shape[-1]
-        return (relation.unflatten(-1, (dim, dim)) * head[..., :, None]).sum(-2)
+        return (head[..., None, :] @ relation.unflatten(-1, (dim, dim)))[..., 0, :]
 
     def head_query(self, relation: Tensor, tail: Tensor, shared: tuple[Tensor, ...] = ()) -> Tensor:
         dim = tail.shape[-1]
-        return (relation.unflatten(-1, (dim, dim)) * tail[..., None, :]).sum(-1)
+        return (relation.unflatten(-1, (dim, dim)) @ tail[..., :, None])[..., 0]
 
 
 @dataclass(frozen=True)
