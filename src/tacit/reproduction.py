@@ -53,7 +53,7 @@ import torch
 
 from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
-from tacit.evaluation.ranking import rank
+from tacit.evaluation.ranking import Questions, rank
 from tacit.federated import FederatedRun, Federation, check_recipe, split_settings, with_noise
 from tacit.graph import SPLITS, Graph, Split
 from tacit.marking import mark, select
@@ -443,10 +443,12 @@ def run_together(
         events.append([{"event": "epoch", "loss": [loss], "published_accounting": [fit.published.accounted(party)]}
                        for party, loss in enumerate(losses)])  # fmt: skip
         on_epoch(epoch)
+    wanted, asked = first.evaluation, [Questions(graph.splits[split].triples, graph.statements.triples)
+                                       for split in SPLITS[1:]]  # fmt: skip
     measured = [
-        [evaluated(fit.model(party, best=False), graph, split, cell.settings).json() for split in SPLITS[1:]]
-        for party, cell in enumerate(cells)
-    ]
+        [rank(fit.model(party, best=False), each, sides=wanted.sides, memory_mb=wanted.memory_mb)
+         .metrics(wanted.ties).json() for each in asked] for party in range(len(cells))
+    ]  # fmt: skip
     share = (time.perf_counter() - began) / len(cells)
     found = []
     for party, (cell, (valid, test)) in enumerate(zip(cells, measured, strict=True)):
