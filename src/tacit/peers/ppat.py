@@ -211,9 +211,8 @@ class Critics:
 
     def wanted(self, rows: Tensor, label: float) -> Tensor:
         """(b, width): by the first critic, the gradient of the mean cross-entropy of these rows with one label."""
-        rows = rows[None]
-        before, _, logits = self._layers(rows)
-        error = (logits.sigmoid() - label) / rows.shape[1]
+        before, _, logits = self._layers(self._shown(rows))
+        error = (logits.sigmoid() - label) / len(rows)
         return (self._back(before, error) @ self.weights[0].mT)[0]
 
     def _back(self, before: Tensor, error: Tensor) -> Tensor:
