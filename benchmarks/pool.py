@@ -54,7 +54,7 @@ def work(data: Path, device: str, wanted: Any, found: Any) -> None:
 
 def kind(cell: Cell) -> tuple[str, bool]:
     """What a cell's graph is known by."""
-    return cell.dataset, bool(cell.recipe and not cell.divided)
+    return cell.dataset, cell.given
 
 
 def missing(tables: list[str], data: Path, out: Path) -> list[Cell]:
