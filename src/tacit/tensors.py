@@ -212,7 +212,7 @@ def _graph_of(tensors: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> Gra
     ]
     splits = []
     for name in SPLITS:
-        fields = [tensors.get(f"{name}.{field}") for field in ("triples", "confidential", "group")]
-        splits.append(Split(*(None if field is None else field.numpy() for field in fields)))  # type: ignore[arg-type]
+        marks = [tensors.get(f"{name}.{field}") for field in ("confidential", "group")]
+        splits.append(Split(tensors[f"{name}.triples"].numpy(), *(m if m is None else m.numpy() for m in marks)))
     train, valid, test = splits
     return Graph(vocabs[0], vocabs[1], train, valid, test, groups=vocabs[2], prefixes=prefixes)
