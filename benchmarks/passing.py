@@ -33,11 +33,11 @@ class Watched(FLamesSteps):
 
     tops: list[Tensor]
 
-    def _select(self, active: Tensor) -> None:
-        into = self.cohort.gradients.tables.entity
-        norms = torch.where(self.real, torch.linalg.vector_norm(into, dim=1)[self.place], -1.0)
-        self.tops.append(norms.topk(self.last + 1, dim=1)[0].double())
-        super()._select(active)
+    def _select(self, touched: Tensor, there: Tensor, active: Tensor) -> None:
+        norms = torch.linalg.vector_norm(self.cohort.gradients.tables.entity, dim=1)
+        parts = norms.split(self.layout.entities)
+        self.tops.append(torch.stack([part.topk(self.last + 1)[0].double() for part in parts]))
+        super()._select(touched, there, active)
 
 
 def chances(tops: Tensor, first: int, selection: Selection) -> np.ndarray:

@@ -5,7 +5,9 @@
 
 Cells whose lines are kept already, or stand in --out, are not run again. What was found is added to OUT/TABLE.jsonl as
 it comes, by this process alone. Trainings that are cut off by --seconds go on from their checkpoints the next time;
-attacks, which train in memory, begin again. Start a CUDA multi-process server (nvidia-cuda-mps-control -d) before it.
+attacks, which train in memory, begin again, and so do cells that train together: many small trainings of one graph that
+differ in seed and noise alone are one training of many parties, because launches are as many for thirty as for one.
+Start a CUDA multi-process server (nvidia-cuda-mps-control -d) before it.
 """
 
 from __future__ import annotations
@@ -17,25 +19,28 @@ import queue
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tacit.reproduction import Cell, Results, load, read_cells, run_cell
+from tacit.reproduction import Cell, Results, alike, load, read_cells, run_cell, run_together
 
 
 def work(data: Path, device: str, wanted: Any, found: Any) -> None:
-    """Take cells until there are none; tell the lines of each, or what went wrong."""
+    """Take cells, some of which train together, until there are none; tell their lines, or what went wrong."""
     import torch
+
+    def command(cell: Cell) -> str:
+        return f"python -m tacit.reproduction {cell.table} --device {device} --only {cell.name}"
 
     torch.set_num_threads(1)
     graphs: dict[tuple[str, bool], Any] = {}
     while True:
         try:
-            cell: Cell = wanted.get(timeout=1)
+            cells: list[Cell] = wanted.get(timeout=1)
         except queue.Empty:
             return
-        command = f"python -m tacit.reproduction {cell.table} --device {device} --only {cell.name}"
-        began = time.perf_counter()
+        cell, began = cells[0], time.perf_counter()
         try:
             if kind(cell) not in graphs:
                 graphs[kind(cell)] = load(cell, data)
@@ -43,13 +48,22 @@ def work(data: Path, device: str, wanted: Any, found: Any) -> None:
             if cell.attack:
                 from tacit.attacks.cells import attack_cell
 
-                rows = attack_cell(cell, graph, device=device, command=command, on_event=lambda event: None)
+                rows = attack_cell(cell, graph, device=device, command=command(cell), on_event=lambda event: None)
+            elif len(cells) > 1:
+                rows = run_together(cells, graph, device=device, command=command, on_epoch=partial(tell, cell, began))
             else:
-                rows = [run_cell(cell, graph, Path("runs") / cell.table / cell.name, device=device, command=command)]
+                folder = Path("runs") / cell.table / cell.name
+                rows = [run_cell(cell, graph, folder, device=device, command=command(cell))]
         except Exception:  # noqa: BLE001  (told by the process that waits for it)
-            found.put((cell, None, traceback.format_exc()))
+            found.put((cells, None, traceback.format_exc()))
         else:
-            found.put((cell, rows, f"{time.perf_counter() - began:.0f} s"))
+            found.put((cells, rows, f"{time.perf_counter() - began:.0f} s"))
+
+
+def tell(cell: Cell, began: float, epoch: int) -> None:
+    """How far a training of several cells is, now and then."""
+    if epoch % 20 == 19:
+        print(f"{cell.name} and others: epoch {epoch + 1}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def kind(cell: Cell) -> tuple[str, bool]:
@@ -87,26 +101,30 @@ def main() -> int:
     print(f"{len(cells)} cells", flush=True)
     context = multiprocessing.get_context("spawn")
     wanted, found = context.Queue(), context.Queue()
+    groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        wanted.put(cell)
+        groups.setdefault(alike(cell) or cell.name, []).append(cell)
+    for group in groups.values():
+        wanted.put(group)
     workers = [context.Process(target=work, args=(chosen.data, chosen.device, wanted, found), daemon=True)
-               for _ in range(min(chosen.workers, len(cells)))]  # fmt: skip
+               for _ in range(min(chosen.workers, len(groups)))]  # fmt: skip
     for worker in workers:
         worker.start()
     left, failed = len(cells), 0
     while left and time.perf_counter() - began < chosen.seconds and any(worker.is_alive() for worker in workers):
         try:
-            cell, rows, told = found.get(timeout=1)
+            done, rows, told = found.get(timeout=1)
         except queue.Empty:
             continue
-        left -= 1
-        failed += rows is None
+        left -= len(done)
+        failed += len(done) if rows is None else 0
         for row in rows or ():
-            Results(chosen.out / f"{cell.table}.jsonl").append(row)
+            Results(chosen.out / f"{row['table']}.jsonl").append(row)
         shown = json.dumps(rows[0]["metrics"]) if rows else ""
-        print(f"{time.perf_counter() - began:.0f} s: {cell.name}: {told} {shown[:120]}", flush=True)
+        print(f"{time.perf_counter() - began:.0f} s: {len(done)} x {done[0].name}: {told} {shown[:120]}", flush=True)
     for worker in workers:
         worker.kill()
+    wanted.cancel_join_thread()  # nobody takes what is left
     print(f"{left} left, {failed} failed", flush=True)
     return 1 if left or failed else 0
 

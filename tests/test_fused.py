@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tacit import kernels
-from tacit.cohort import SecretNoise
-from tacit.draws import MASK, Purpose, Secret, chacha, philox
+from tacit.cohort import Cohort, SecretNoise
+from tacit.draws import MASK, Purpose, Secret, chacha, party_normals, party_words, philox
 from tacit.errors import TacitError
 from tacit.evaluation import rank
 from tacit.graph import Graph
@@ -33,6 +33,7 @@ from tacit.models.bilinear import ComplEx, DistMult
 from tacit.models.model import Model
 from tacit.models.translational import RotatE, TransE
 from tacit.negatives import SIDES
+from tacit.optimizers import SGD, Adagrad, Adam
 from tacit.settings import Settings
 from tacit.training import Fit
 
@@ -426,6 +427,10 @@ def check_draws(rng):
         key = tuple(int(x) for x in rng.integers(0, 2**32, 2))
         ours, theirs = gpu_draws.philox(tuple(words), key), philox(tuple(words), key)
         assert all(torch.equal(a, b.expand(count)) for a, b in zip(ours, theirs, strict=True))
+        numbers, steps = torch.tensor([3, 70]), torch.tensor(rng.integers(0, 2**32, 2))
+        for normal, slow in ((False, party_words), (True, party_normals)):
+            given = (torch.tensor(rng.integers(-(2**63), 2**63, 2)), Purpose.NEGATIVES, numbers, steps, count)
+            assert torch.allclose(gpu_draws.party_words(*given, normal=normal), slow(*given), rtol=1e-5, atol=1e-6)
         secret, block = Secret.fresh(), torch.tensor(rng.integers(0, 2**40, count))
         step, party = torch.tensor(rng.integers(0, 2**32, count)), torch.tensor(rng.integers(0, 2**20, count))
         whose = party | Purpose.SAMPLE << 20
@@ -438,12 +443,42 @@ def check_draws(rng):
         assert torch.allclose(into, expected, rtol=1e-5, atol=1e-5)
 
 
+def check_moves(rng):
+    """The end of a step by one kernel, against the optimizers as they are written."""
+    from tacit.kernels import gpu_moves
+
+    layout = Layout((5, 300), (2, 3))
+    for optimizer in (SGD(momentum=0.5), Adagrad(0.1), Adam(0.01)):
+        for name in ("transe", "transm"):
+            scorer = SCORERS[name]()
+            drawn = [
+                torch.from_numpy(rng.normal(size=(n, w))).float()
+                for n, w in zip((305, 5), scorer.widths(7), strict=True)
+            ]
+            ours, theirs = (
+                Cohort(scorer, Tables(*(tensor.clone() for tensor in drawn)), layout, optimizer) for _ in range(2)
+            )
+            ours.fused = gpu_moves
+            for _ in range(3):
+                for part in ("entity", "relation"):
+                    mine, other = (getattr(each.gradients.tables, part) for each in (ours, theirs))
+                    other.copy_(torch.from_numpy(rng.normal(size=other.shape)))
+                    mine.copy_(other)
+                divisor, active = torch.tensor([3.0, 7.0]), torch.from_numpy(rng.random(2) < 0.7)
+                for each in (ours, theirs):
+                    each.move(divisor, active)
+                for name_of, tensor in theirs.state().items():
+                    assert torch.allclose(ours.state()[name_of], tensor, rtol=1e-5, atol=1e-6), (optimizer, name_of)
+                assert not any(bool(tensor.any()) for tensor in ours.gradients.tensors())
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the interpreter divides by zero where a GPU's kernel does, and masks it as well
     generator = np.random.default_rng(int(sys.argv[1]))
     from tacit.kernels import gpu_counting
 
     check_draws(generator)
+    check_moves(generator)
     whole, shift = sys.argv[2] == "all", int(generator.integers(len(COVERED)))
     for place, each_loss in enumerate(LOSSES):  # some: every loss, each with a scorer that the seed chooses
         for each_scorer in COVERED if whole else [list(COVERED)[(place + shift) % len(COVERED)]]:

@@ -253,7 +253,7 @@ def test_a_step_of_dpkge_is_as_printed(scorer, clip):
     fit = fit_of("dpkge", [graph], **changes)
     steps, world = fit.published, fit.examples.world
     steps.shuffle()
-    row = steps.order[0][0]
+    row = steps.rows[0, 0]
     words = steps.words(Purpose.NEGATIVES, 128).reshape(64, 2)
     tables = fit.cohort.tables.like(torch.clone)
     samples = []

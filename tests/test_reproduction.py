@@ -16,9 +16,21 @@ from tacit.cli import app, show
 from tacit.cli.reproduce import _attacks as told_by_attacks
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
+from tacit.parties import pool
 from tacit.privacy.privatizers import NoPrivacy
-from tacit.reproduction import Cell, Results, load, main, read_cells, reproduce, run_cell, with_marks
-from tacit.settings import Settings
+from tacit.reproduction import (
+    Cell,
+    Results,
+    alike,
+    load,
+    main,
+    read_cells,
+    reproduce,
+    run_cell,
+    run_together,
+    with_marks,
+)
+from tacit.settings import Settings, combine
 from tacit.tensors import save_graph
 
 GRAPH = clinic("small")[0]
@@ -434,3 +446,30 @@ mode = "published"
         (tmp_path / "dpkge.toml").write_text(wrong.replace(old, new))
         with pytest.raises(BadInput, match=words):
             read_cells(tmp_path, "dpkge")
+
+
+@pytest.mark.parametrize("scorer", ["transm", "rescal"])
+def test_cells_that_train_together_are_as_each_alone(tmp_path, scorer):
+    """Seeds, noise, percentiles and marks differ; the rest of their settings does not."""
+    base = {"scorer": {"name": scorer, "dim": 4}, "loss": {"name": "margin"}, "training": {"batch": 30, "epochs": 2},
+            "negatives": {"count": 1, "sides": "random"}, "optimizer": {"name": "adagrad", "learning_rate": 0.1},
+            "evaluation": {"every": 2}, "privacy": {"name": "dpkge", "mode": "published"}}  # fmt: skip
+    graph, cells = pool(clinic("small", 3)), []
+    for number, (share, drop, sigma, percentile) in enumerate(
+        ((0.0, False, 1.0, 20.0), (0.5, False, 0.7, 80.0), (0.5, True, 1.0, 20.0), (1.0, False, 3.0, 100.0))
+    ):
+        privacy = {"sigma": sigma, "percentile": percentile}
+        wanted = Settings.make(combine(base, {"seed": number, "name": f"c{number}", "privacy": privacy}))
+        marked = {"share": share, "drop": drop}
+        cells.append(Cell(f"c{number}", "together", "clinic", f"s{number}", wanted, marked=marked))
+    assert len({alike(cell) for cell in cells}) == 1
+    assert alike(replace(cells[0], settings=replace(cells[0].settings, dim=5))) != alike(cells[0])
+    together = run_together(cells, graph, device="cpu")
+    for cell, row in zip(cells, together, strict=True):
+        alone = run_cell(cell, graph, tmp_path / cell.name, device="cpu")
+        assert row["metrics"] == pytest.approx(alone["metrics"], rel=0.02), cell.name
+        assert row["valid"] == pytest.approx(alone["valid"], rel=0.02), cell.name
+        assert row["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+        ours, theirs = (each["published_accounting"]["by"] for each in (row, alone))
+        assert ours == pytest.approx(theirs) if cell.marked["share"] and not cell.marked["drop"] else ours == theirs
+        assert row.keys() - {"together"} == alone.keys()

@@ -7,6 +7,7 @@ not its optimizer's memory, not its count of steps. A real party is a cohort of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -91,6 +92,7 @@ class Cohort:
         )
         self.pace = torch.ones(len(layout), dtype=tables.entity.dtype, device=device)
         self.owner = {part: layout.owner(part, device) for part in PARTS}
+        self.fused = self._fused()
 
     def finish(
         self, divisor: Tensor, active: Tensor, *, noise: SecretNoise | None = None, relation_scale: float = 1.0
@@ -119,8 +121,17 @@ class Cohort:
         gradients = self.gradients
         self.steps += active
         self.moments += active
-        for part in PARTS:
-            self._move(part, divisor, None if whole else active)
+        if self.fused is not None:
+            corrected = self.fused.corrections(self.optimizer, self.moments, self.pace)
+            for part in PARTS:
+                self.fused.move(
+                    self.optimizer, getattr(self.tables, part), getattr(gradients.tables, part),
+                    [getattr(memory, part) for memory in self.memory], self.owner[part],
+                    divisor.float(), active, corrected, self.scorer.frozen if part == "relation" else 0,
+                )  # fmt: skip
+        else:
+            for part in PARTS:
+                self._move(part, divisor, None if whole else active)
         for which, table in enumerate(self.tables.shared):
             shape = (-1, *[1] * (table.dim() - 1))
             update = self.optimizer.moved(
@@ -134,7 +145,18 @@ class Cohort:
         if self.optimizer.touched_only:
             self._forget()
         else:
-            gradients.empty()
+            gradients.empty(shared_only=self.fused is not None)
+
+    def _fused(self) -> Any:
+        """The kernels that move whole tables on a GPU, if they know this optimizer and no row is constrained."""
+        table = self.tables.entity
+        if table.device.type != "cuda" or find_spec("triton") is None:
+            return None
+        from tacit.kernels import gpu_moves
+
+        some = {part: getattr(self.tables, part)[:1] for part in PARTS}
+        plain = all(self.scorer.constrain(part, rows) is rows for part, rows in some.items())
+        return gpu_moves if plain and gpu_moves.covers(self.optimizer, table) else None
 
     def _move(self, part: Part, divisor: Tensor, active: Tensor | None) -> None:
         table, gradient = getattr(self.tables, part), getattr(self.gradients.tables, part)
@@ -144,8 +166,8 @@ class Cohort:
             rows = self._touched(part)
             table, gradient, owner = table[rows], gradient[rows], owner[rows]
             memory = [tensor[rows] for tensor in memory]
-        one = len(self.layout) == 1  # a scalar instead of a column: no pass over memory for it
-        party = torch.zeros((), dtype=torch.int64, device=table.device) if one else owner[:, None]
+        # A scalar instead of a column: no pass over memory for it. By a number: a tensor would be waited for.
+        party: Any = 0 if len(self.layout) == 1 else owner[:, None]
         gradient = gradient / divisor.to(table.dtype)[party]
         moved, remembered = self.optimizer.moved(
             table, gradient, tuple(memory), self.moments[party].clamp(min=1), self.pace[party]

@@ -116,6 +116,30 @@ def blocks(seed: int, purpose: int, party: Array, step: Array, block: Array) -> 
     return philox(counter, key)
 
 
+def party_words(seeds: Any, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+    """(parties, count) 32-bit words, of each party by its seed at its step; all are tensors, a seed modulo 2**64."""
+    import torch
+
+    if (kernels := _on_gpu(numbers)) is not None:
+        return kernels.party_words(seeds, purpose, numbers, steps, count)
+    block = torch.arange(-(-count // 4), device=numbers.device)[None]
+    counter = (block, block * 0, steps[:, None], numbers[:, None] | int(purpose) << 20)
+    found = philox(counter, (seeds[:, None] & MASK, (seeds[:, None] >> 32) & MASK))
+    return torch.stack(torch.broadcast_tensors(*found), -1).flatten(1)[:, :count]
+
+
+def party_normals(seeds: Any, purpose: int, numbers: Any, steps: Any, count: int) -> Any:
+    """(parties, count) standard normal float32 (Box and Muller 1958) of the same words: noise of simulations alone."""
+    import torch
+
+    if (kernels := _on_gpu(numbers)) is not None:
+        return kernels.party_words(seeds, purpose, numbers, steps, count, normal=True)
+    words = party_words(seeds, purpose, numbers, steps, count + count % 2).double()
+    u = ((words + 0.5) * 2.0**-32).unflatten(1, (-1, 2))
+    radius, angle = (-2.0 * u[..., 0].log()).sqrt(), (2.0 * np.pi) * u[..., 1]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :count].float()
+
+
 def _on_gpu(words: Array) -> Any:
     """The kernels that draw on a GPU, if that is where these words are."""
     if isinstance(words, np.ndarray) or words.device.type != "cuda" or find_spec("triton") is None:

@@ -44,6 +44,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -57,16 +58,17 @@ from tacit import datasets
 from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import rank
 from tacit.federated import FederatedRun, Federation, check_recipe, split_settings, with_noise
-from tacit.graph import Graph, Split
+from tacit.graph import SPLITS, Graph, Split
 from tacit.marking import mark, select
-from tacit.models import SCORERS
+from tacit.models import SCORERS, Layout, Tables
+from tacit.models.tables import relation_weights
 from tacit.parties import Parties, partition, pool
 from tacit.privacy.plan import solved
-from tacit.privacy.privatizers import Published, Sound
+from tacit.privacy.privatizers import DPKGE, Published, Sound
 from tacit.run import CONFIG, Run, create
 from tacit.settings import PARTITION, Settings, combine, plain_section, read_settings
 from tacit.tensors import load_graph
-from tacit.training import Event, evaluated
+from tacit.training import Event, Fit, evaluated
 
 LOG = logging.getLogger(__name__)
 ATTACK = {"names": list, "targets": list, "count": int, "every": int, "victim": int, "adversary": int, "shadows": int,
@@ -430,6 +432,60 @@ def run_cell(
         test, valid = (evaluated(run.model, graph, split, settings).json() for split in ("test", "valid"))
     parts, seconds = 1 if cell.federation is None else len(run.parties), sum(event["seconds"] for event in events)
     return line(cell, graph, settings, parts=parts, metrics=test, seconds=seconds, command=command, valid=valid, **more)
+
+
+def alike(cell: Cell) -> Any:
+    """What cells that can train together have in common; None: the cell trains by itself.
+
+    Of DPKGE as published, everything but the seed, the noise, the percentile, and what is confidential.
+    """
+    privacy, settings = cell.settings.privacy, cell.settings
+    if not isinstance(privacy, DPKGE) or settings.evaluation.every < settings.training.epochs:
+        return None
+    same = replace(privacy, sigma=1.0, percentile=50.0)
+    return cell.dataset, json.dumps(replace(settings, name="any", seed=0, privacy=same).json(), sort_keys=True)
+
+
+def run_together(
+    cells: Sequence[Cell],
+    graph: Graph,
+    *,
+    device: str | None = None,
+    command: Callable[[Cell], str] = lambda cell: "",
+    on_epoch: Callable[[int], None] = lambda epoch: None,
+) -> list[dict[str, Any]]:
+    """Train cells that are `alike` side by side, as parties that never meet; each cell's line.
+
+    Each comes out as it would alone, but for rounding. Seconds are a cell's share of those of all.
+    """
+    first, began, events = cells[0].settings, time.perf_counter(), []
+    graphs = [with_marks(cell, graph) for cell in cells]
+    weights = [[relation_weights(each)] if first.scorer.statistics else None for each in graphs]
+    own = Layout((len(graph.entities),), (len(graph.relations),))
+    begun = [
+        Tables.begin(first.scorer, first.dim, own, seed=cell.settings.seed, weights=weight)
+        for cell, weight in zip(cells, weights, strict=True)
+    ]
+    stacked = Tables(torch.cat([tables.entity for tables in begun]), torch.cat([tables.relation for tables in begun]))
+    fit = Fit(first, graphs, tables=stacked, device=device)
+    fit.published.differ([cell.settings.seed for cell in cells], [cell.settings.privacy for cell in cells])
+    for epoch in range(first.training.epochs):
+        losses = fit.epoch().loss
+        events.append([{"event": "epoch", "loss": [loss], "published_accounting": [fit.published.accounted(party)]}
+                       for party, loss in enumerate(losses)])  # fmt: skip
+        on_epoch(epoch)
+    measured = [
+        [evaluated(fit.model(party, best=False), graph, split, cell.settings).json() for split in SPLITS[1:]]
+        for party, cell in enumerate(cells)
+    ]
+    share = (time.perf_counter() - began) / len(cells)
+    found = []
+    for party, (cell, (valid, test)) in enumerate(zip(cells, measured, strict=True)):
+        settings = replace(cell.settings, training=replace(cell.settings.training, device=device or "auto"))
+        more = _by_the_paper(settings, [each[party] for each in events], "epoch") | {"together": len(cells)}
+        found.append(line(cell, graph, settings, parts=1, metrics=test, seconds=share, command=command(cell),
+                          valid=valid, best_epoch=first.training.epochs, **more))  # fmt: skip
+    return found
 
 
 def line(

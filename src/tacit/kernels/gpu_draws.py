@@ -154,6 +154,50 @@ def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, .
 
 
 @triton.jit
+def _party_words(seeds, numbers, steps, out, count, purpose, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+    party = tl.program_id(1)
+    block = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    zero = (block * 0).to(tl.uint32)
+    step = zero + tl.load(steps + party).to(tl.uint32)
+    whose = zero + (tl.load(numbers + party) | purpose).to(tl.uint32)
+    seed = tl.load(seeds + party)
+    w0, w1, w2, w3 = philox_words(
+        block.to(tl.uint32), zero, step, whose, (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+    )
+    out += party * count
+    at = 4 * block
+    if NORMAL:
+        n0, n1 = _box_muller(w0, w1)
+        n2, n3 = _box_muller(w2, w3)
+    else:
+        n0, n1, n2, n3 = w0.to(tl.int64), w1.to(tl.int64), w2.to(tl.int64), w3.to(tl.int64)
+    tl.store(out + at, n0, mask=at < count)
+    tl.store(out + at + 1, n1, mask=at + 1 < count)
+    tl.store(out + at + 2, n2, mask=at + 2 < count)
+    tl.store(out + at + 3, n3, mask=at + 3 < count)
+
+
+@triton.jit
+def _box_muller(first, second):
+    """Two standard normals from two words, as `tacit.draws.party_normals`."""
+    radius = tl.sqrt(-2.0 * tl.log((first.to(tl.float64) + 0.5) * 2.0**-32))
+    angle = (second.to(tl.float64) + 0.5) * 1.4629180792671596e-09
+    return (radius * tl.cos(angle)).to(tl.float32), (radius * tl.sin(angle)).to(tl.float32)
+
+
+def party_words(
+    seeds: Tensor, purpose: int, numbers: Tensor, steps: Tensor, count: int, *, normal: bool = False
+) -> Tensor:
+    """As `tacit.draws.party_words`; `normal`: as `tacit.draws.party_normals`."""
+    kind = torch.float32 if normal else torch.int64
+    out = torch.empty(len(numbers), count, dtype=kind, device=numbers.device)
+    _party_words[(triton.cdiv(count, 4 * 256), len(numbers))](
+        seeds, numbers, steps, out, count, int(purpose) << 20, NORMAL=normal, BLOCK=256, num_warps=4
+    )
+    return out
+
+
+@triton.jit
 def _secret_blocks(blocks, steps, whose, out, count, key, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < count

@@ -200,7 +200,7 @@ def clipped_apart(sigma: float = 0.7) -> Flaw:
 def clip_by_percentile() -> Flaw:
     """10: the clip is a percentile of the batch's own norms, and the noise a multiple of it: its size tells of them."""
     steps = fit_of(DPKGE(mode="published", percentile=100.0), True, 1, 0).published
-    norms, there = torch.tensor([[[0.5], [1.0], [50.0]]]), torch.tensor([[True, True, False]])
+    norms, there = torch.tensor([[0.5, 1.0, 50.0]]), torch.tensor([[True, True, False]])
     less, more = (float(steps.clip_of(norms, present)[0]) for present in (there, torch.ones_like(there)))
     return Flaw(10, "DPKGE, clip from the data", "factor by which one triple changes the noise", 1.0, more / less,
                 "exact: norms 0.5 and 1, and then one of 50, at the 100th percentile")  # fmt: skip

@@ -1,12 +1,13 @@
 """Steps of DP-FLames and DPKGE as their papers print them: for replication, with no formal guarantee.
 
-Batches are shuffled triples of a fixed number, as in the code that both are made from. Everything has fixed shapes, and
+Batches are shuffled triples of a fixed number, as FedE's code and pykg2vec have it. Everything has fixed shapes, and
 the host is never waited for, so that on a GPU several steps are one CUDA graph. What each mechanism gets wrong, and
 where: `docs/published.md`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from tacit.cohort import Cohort
-from tacit.draws import Purpose, Stream, below, blocks
+from tacit.draws import Purpose, Stream, below, bits, party_normals, party_words
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import Graph
@@ -24,9 +25,12 @@ from tacit.privacy.apart import PublicNegatives
 from tacit.privacy.privatizers import DPKGE, DPFLames, Published
 from tacit.privacy.published import least_epsilon
 
+LOG = logging.getLogger(__name__)
 Tensor = Any
 AT_ONCE = 16
 """Steps in one CUDA graph."""
+BEYOND = 1 << 40
+"""Stands for a row that there is not, after all that there are."""
 
 
 class PublishedSteps:
@@ -60,7 +64,11 @@ class PublishedSteps:
         self.layout, self.device, self.seed = examples.layout, examples.device, examples.seed
         self.graphs, self.batch = tuple(graphs), examples.sampling.batch
         parties = len(graphs)
-        self.numbers = torch.tensor(self.layout.numbers, device=self.device)
+        self.whose = [(self.seed, number) for number in self.layout.numbers]
+        """Of each party, its seed and number in draws."""
+        self.seeds, self.numbers = (
+            torch.tensor(all_of, device=self.device) for all_of in zip(*self.whose, strict=True)
+        )
         self.divisor = torch.full((parties,), float(self.batch), device=self.device)
         self.sigma = torch.full((parties,), privatizer.sigma, device=self.device)
         self.curve = torch.zeros(parties, len(privatizer.orders), dtype=torch.float64)
@@ -168,15 +176,15 @@ class PublishedSteps:
 
     # -- what both have in common --------------------------------------------------------------------------------------
 
-    def orders(self, chosen: Sequence[np.ndarray], which: int) -> Tensor:
+    def orders(self, chosen: Sequence[Tensor], which: int) -> Tensor:
         """(parties, places): rows of each party's chosen triples in a new order, padded; whole batches."""
         epoch = self.cohort.epochs.tolist()
         wide = max(1, max(-(-len(rows) // self.batch) for rows in chosen)) * self.batch
-        made = np.full((len(chosen), wide), ABSENT, np.int64)
-        for party, rows in enumerate(chosen):
-            draw = Stream(self.seed, Purpose.SHUFFLE, self.layout.numbers[party], 2 * epoch[party] + which)
+        made = torch.full((len(chosen), wide), ABSENT, device=self.device)
+        for party, (rows, (seed, number)) in enumerate(zip(chosen, self.whose, strict=True)):
+            draw = Stream(seed, Purpose.SHUFFLE, number, 2 * epoch[party] + which, device=str(self.device))
             made[party, : len(rows)] = rows[draw.permutation(len(rows))]
-        return torch.from_numpy(made).to(self.device)
+        return made
 
     def rows_at(self, order: Tensor, first: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """(parties, batch) rows of triples from each party's place on, and whether there is one."""
@@ -187,19 +195,15 @@ class PublishedSteps:
 
     def words(self, purpose: Purpose, count: int) -> Tensor:
         """(parties, count) 32-bit words at each party's count of steps."""
-        block = torch.arange(-(-count // 4), device=self.device)[None]
-        found = blocks(self.seed, purpose, self.numbers[:, None], self.cohort.steps[:, None], block)
-        return torch.stack(found, -1).flatten(1)[:, :count]
+        return party_words(self.seeds, purpose, self.numbers, self.cohort.steps, count)
 
     def uniforms(self, purpose: Purpose, count: int) -> Tensor:
         """In (0, 1)."""
         return (self.words(purpose, count).double() + 0.5) * 2.0**-32
 
     def normals(self, purpose: Purpose, count: int) -> Tensor:
-        """(parties, count) standard normals (Box and Muller 1958); simulated noise."""
-        u = self.uniforms(purpose, 2 * (-(-count // 2))).unflatten(1, (-1, 2))
-        radius, angle = (-2.0 * u[..., 0].log()).sqrt(), (2.0 * math.pi) * u[..., 1]
-        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :count].float()
+        """(parties, count) standard normals; simulated noise."""
+        return party_normals(self.seeds, purpose, self.numbers, self.cohort.steps, count)
 
 
 class FLamesSteps(PublishedSteps):
@@ -222,18 +226,17 @@ class FLamesSteps(PublishedSteps):
             )
         self.per_epoch = [-(-len(graph.train) // self.batch) for graph in graphs]
         self.each = torch.tensor(self.per_epoch, device=self.device)
-        self.all = [np.arange(len(g.train)) + int(s) for g, s in zip(graphs, examples.start, strict=False)]
+        starts = examples.start[:-1].tolist()
+        self.all = [torch.arange(len(g.train), device=self.device) + s for g, s in zip(graphs, starts, strict=True)]
         self.order = self.orders(self.all, 0)
-        most = max(self.layout.entities)
-        place = np.full((len(graphs), most), ABSENT, np.int64)
-        for party, many in enumerate(self.layout.entities):
-            place[party, :many] = self.layout.entity_start[party] + np.arange(many)
-        self.place, self.real = torch.from_numpy(place.clip(0)).to(self.device), torch.from_numpy(place >= 0)
-        self.real = self.real.to(self.device)
-        self.last = min(2 * self.batch, min(self.layout.entities) - 1)
+        many, begins = self.layout.entities, self.layout.entity_start[: len(graphs)]
+        self.begins = torch.tensor(begins, device=self.device)[:, None]
+        self.last = min(2 * self.batch, min(many) - 1)
         self.first = min(self.batch, self.last)
         self.kept = torch.arange(self.last, device=self.device)[None]
-        self.tie = torch.arange(most, device=self.device) * 1e-13
+        early = torch.arange(min(max(many), 4 * self.batch + 1), device=self.device)[None]
+        self.early = torch.where(early < torch.tensor(many, device=self.device)[:, None], early, BEYOND)
+        """(parties, places): the first rows of each party, more than a batch can touch and the selection can take."""
         self.negatives = PublicNegatives(
             cohort, objective, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
             pairs=privatizer.pairs != "random",
@@ -245,15 +248,15 @@ class FLamesSteps(PublishedSteps):
     def step(self) -> None:
         cohort, active = self.cohort, self.wanted & (self.number < self.each)
         row, there = self.rows_at(self.order, (self.number * self.batch).expand(len(active)), active)
-        loss = self._positives(row, there)
-        self._select(active)
+        loss, touched = self._positives(row, there)
+        self._select(touched, there, active)
         self.loss += loss + self.negatives.add(active)
         self.count += there.sum(1)
         cohort.move(self.divisor, active)
         self.number += 1
 
-    def _positives(self, row: Tensor, there: Tensor) -> Tensor:
-        """Add up the positive parts, clipped; (parties,) sums of losses."""
+    def _positives(self, row: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Add up the positive parts, clipped; (parties,) sums of losses, and (parties, 2 batch) rows."""
         tables, into, privatizer = self.cohort.tables, self.cohort.gradients.tables, self.privatizer
         h, r, t = self.examples.triples[row].unbind(-1)
         leaves = gathered(tables.entity[h], tables.relation[r], tables.entity[t])
@@ -270,22 +273,30 @@ class FLamesSteps(PublishedSteps):
         into.entity.index_add_(0, h.reshape(-1), head.flatten(0, 1))
         into.entity.index_add_(0, t.reshape(-1), tail.flatten(0, 1))
         into.relation.index_add_(0, r.reshape(-1), relation.flatten(0, 1))
-        return torch.where(there, loss.detach(), 0.0).double().sum(1)
+        return torch.where(there, loss.detach(), 0.0).double().sum(1), torch.cat([h, t], 1)
 
-    def _select(self, active: Tensor) -> None:
-        """Algorithm 2, and noise on the rows it gives; all others lose what was added up."""
+    def _select(self, touched: Tensor, there: Tensor, active: Tensor) -> None:
+        """Algorithm 2, and noise on the rows it gives; all others lose what was added up.
+
+        All norms are 0 but those of touched rows, and of equal norms the first rows come first: so no more than the
+        touched rows and the first few have to be looked at.
+        """
         into, width = self.cohort.gradients.tables.entity, self.cohort.tables.entity.shape[1]
-        norms = torch.where(self.real, torch.linalg.vector_norm(into, dim=1)[self.place], -1.0)
-        # Of equal norms, and rows that nothing touched have one, the first come first: everywhere the same rows.
-        which = (norms.double() - self.tie).topk(self.last + 1, dim=1)[1]
+        own = torch.where(there.repeat(1, 2), touched - self.begins, BEYOND)
+        local = torch.cat([own, self.early], 1).sort(1)[0]
+        real = local != BEYOND
+        real[:, 1:] &= local[:, 1:] != local[:, :-1]
+        place = torch.where(real, local, 0) + self.begins
+        norms = torch.where(real, torch.linalg.vector_norm(into[place], dim=-1), -1.0)
+        which = (norms.double() - local * 1e-13).topk(self.last + 1, dim=1)[1]
         top = norms.gather(1, which)
         gumbel = -(-self.uniforms(Purpose.NOISE_GAP, self.last + 1 - self.first).log()).log()
         k, passed = self.selection.choose(top, self.first, gumbel.float(), self.normals(Purpose.NOISE_TEST, 1)[:, 0])
-        ids = self.place.gather(1, which[:, : self.last])
+        ids = place.gather(1, which[:, : self.last])
         chosen = (self.kept < k[:, None]) & (passed & active)[:, None]
         noise = self.normals(Purpose.NOISE_ENTITY, self.last * width).unflatten(1, (self.last, width))
         released = into[ids] + noise * (self.sigma * self.privatizer.clip)[:, None, None]
-        into.zero_()
+        into.index_fill_(0, touched.reshape(-1), 0.0)
         into.index_add_(0, ids.reshape(-1), torch.where(chosen[..., None], released, 0.0).flatten(0, 1))
         self.released += passed & active
 
@@ -313,10 +324,14 @@ class DPKGESteps(PublishedSteps):
                  graphs: Sequence[Graph]):  # fmt: skip
         super().__init__(privatizer, cohort, examples, objective, graphs)
         self.privatizer = privatizer
+        self.percentile = torch.full((len(graphs), 1), privatizer.percentile, device=self.device)
         marks = [_marked(graph) for graph in graphs]
         starts = [int(start) for start in examples.start[:-1]]
         self.sets = [
-            [np.flatnonzero(mark if confidential else ~mark) + start for mark, start in zip(marks, starts, strict=True)]
+            [
+                torch.from_numpy(np.flatnonzero(mark == confidential) + start).to(self.device)
+                for mark, start in zip(marks, starts, strict=True)
+            ]
             for confidential in (True, False)
         ]
         self.batches = torch.tensor([[-(-len(rows) // self.batch) for rows in kind] for kind in self.sets])
@@ -324,13 +339,28 @@ class DPKGESteps(PublishedSteps):
         self.sizes = torch.tensor([[len(rows) for rows in kind] for kind in self.sets], device=self.device)
         self.per_epoch = self.batches.sum(0).tolist()
         self.each = self.batches.sum(0)
-        self.order = [self.orders(kind, which) for which, kind in enumerate(self.sets)]
+        most = (max(self.per_epoch), len(graphs))
+        self.rows = torch.zeros(*most, self.batch, dtype=torch.int64, device=self.device)
+        self.private = torch.zeros(most, dtype=torch.bool, device=self.device)
+        """(steps, parties) of the epoch: whose batch is confidential; and `rows` of triples in it, or ABSENT."""
         self.learned = torch.ones(cohort.tables.relation.shape[1], device=self.device)
         """Which numbers of a relation's row are learned: a weight that is given has no gradient (TransM)."""
         if objective.scorer.frozen:
             self.learned[-objective.scorer.frozen :] = 0.0
         self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
         """(2, parties): confidential and unrestricted batches so far."""
+
+    def differ(self, seeds: Sequence[int], privatizers: Sequence[DPKGE]) -> None:
+        """Every party as if it trained alone, each by a seed, a sigma and a percentile of its own.
+
+        For tables of many small trainings of one graph: a GPU does thirty in little more time than one.
+        """
+        self.whose = [(seed, 0) for seed in seeds]
+        self.seeds, self.numbers = (
+            torch.tensor(all_of, device=self.device) for all_of in zip(*self.whose, strict=True)
+        )
+        self.sigma.copy_(torch.tensor([each.sigma for each in privatizers]))
+        self.percentile.copy_(torch.tensor([[each.percentile] for each in privatizers]))
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"published.done": self.done}
@@ -339,29 +369,25 @@ class DPKGESteps(PublishedSteps):
         return super()._moving() | {"done": self.done}
 
     def shuffle(self) -> None:
-        for which, kind in enumerate(self.sets):
-            self.order[which].copy_(self.orders(kind, which))
-
-    def is_confidential(self) -> Tensor:
-        """(parties,): lines 4 to 9: the exact ratio decides, and a coin where it does not."""
-        (conf, plain), (many, others) = self.done, self.sizes
-        over, under = plain * many > others * conf, plain * many < others * conf
-        confidential = (others == 0) | ((conf == 0) & (plain > 0)) | ((conf > 0) & over)
-        unrestricted = (many == 0) | ((plain == 0) & (conf > 0)) | ((conf > 0) & under)
-        coin = self.words(Purpose.COIN, 1)[:, 0] % 2 == 0
-        return confidential | (~unrestricted & coin)
+        """Which batches the epoch has, in which order: all of it is known before."""
+        orders = [self.orders(kind, which).unflatten(1, (-1, self.batch)) for which, kind in enumerate(self.sets)]
+        done, sizes, batches = (tensor.T.tolist() for tensor in (self.done, self.sizes, self.batches))
+        for party, begun in enumerate(self.cohort.steps.tolist()):
+            (seed, number), steps = self.whose[party], begun + np.arange(self.per_epoch[party])
+            coins = bits(seed, Purpose.COIN, number, steps, 0 * steps) % 2 == 0
+            private = scheduled(tuple(done[party]), tuple(sizes[party]), coins.tolist())
+            self.private[: len(private), party] = torch.from_numpy(private).to(self.device)
+            for which, kind in enumerate((private, ~private)):
+                place = (done[party][which] + np.arange(kind.sum())) % max(batches[party][which], 1)
+                at = torch.from_numpy(np.flatnonzero(kind)).to(self.device)
+                self.rows[at, party] = orders[which][party][torch.from_numpy(place).to(self.device)]
 
     def step(self) -> None:
         cohort, active = self.cohort, self.wanted & (self.number < self.each)
-        private = self.is_confidential()
-        place = torch.where(private, self.done[0], self.done[1])
-        found = [
-            self.rows_at(order, (place % batches.clamp(min=1)) * self.batch, active & kind)
-            for order, batches, kind in zip(self.order, self.batches, (private, ~private), strict=True)
-        ]
-        row = torch.where(private[:, None], found[0][0], found[1][0])
-        there = torch.where(private[:, None], found[0][1], found[1][1])
-        self.loss += self._add(row, there, private)
+        number = self.number.clamp(max=len(self.rows) - 1).reshape(1)
+        row, private = self.rows.index_select(0, number)[0], self.private.index_select(0, number)[0]
+        there = (row != ABSENT) & active[:, None]
+        self.loss += self._add(row.clamp(min=0), there, private)
         self.count += there.sum(1)
         self.done += torch.stack([private & active, ~private & active])
         self.released += private & active
@@ -376,33 +402,29 @@ class DPKGESteps(PublishedSteps):
         world = self.examples.world
         other = world.entity[world.first[:, None] + below(words[..., 0], world.many[:, None])]
         asks = words[..., 1] % 2 == 0
-        h2, t2 = torch.where(asks, other, h), torch.where(asks, t, other)
-        true = gathered(tables.entity[h], tables.relation[r], tables.entity[t])
-        false = gathered(tables.entity[h2], tables.relation[r], tables.entity[t2])
+        heads, relations = torch.cat([h, torch.where(asks, other, h)], 1), torch.cat([r, r], 1)
+        tails, both = torch.cat([t, torch.where(asks, t, other)], 1), torch.cat([there, there], 1)
+        leaves = gathered(tables.entity[heads], tables.relation[relations], tables.entity[tails])
         with torch.enable_grad():
-            loss = self._losses(true, false)
-            gradients = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), [*true, *false])
-        head, relation, tail, head2, relation2, tail2 = gradients
-        samples = ((head, relation * self.learned, tail), (head2, relation2 * self.learned, tail2))
-        lengths = torch.stack([length(sample) for sample in samples], -1)
-        clip = self.clip_of(lengths, there)
-        noisy = private[:, None]
-        for sample, ids in zip(samples, ((h, r, t), (h2, r, t2)), strict=True):
-            cut = clipped(sample, clip[:, None], there)
-            for part, plain, rows in zip(cut, sample, ids, strict=True):
-                table = into.relation if rows is r else into.entity
-                table.index_add_(0, rows.reshape(-1), torch.where(noisy[..., None], part, plain).flatten(0, 1))
+            loss = self._losses(self.objective.scorer.score(*leaves))
+            head, relation, tail = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), leaves)
+        sample = (head, relation * self.learned, tail)
+        lengths = length(sample)
+        clip = self.clip_of(lengths, both)
+        for part, plain, rows, table in zip(
+            clipped(sample, clip[:, None], both, lengths), sample, (heads, relations, tails),
+            (into.entity, into.relation, into.entity), strict=True,
+        ):  # fmt: skip
+            table.index_add_(0, rows.reshape(-1), torch.where(private[:, None, None], part, plain).flatten(0, 1))
         deviation = torch.where(private, self.sigma * clip, 0.0)
-        for table, rows, purpose in (
-            (into.entity, torch.cat([h, t, h2, t2], 1), Purpose.NOISE_ENTITY),
-            (into.relation, r, Purpose.NOISE_RELATION),
-        ):
-            self._noise(table, rows, there.repeat(1, rows.shape[1] // self.batch), deviation, purpose)
+        entities = torch.cat([heads, tails], 1)
+        self._noise(into.entity, entities, torch.cat([both, both], 1), deviation, Purpose.NOISE_ENTITY)
+        self._noise(into.relation, r, there, deviation, Purpose.NOISE_RELATION)
         return torch.where(there, loss.detach(), 0.0).double().sum(1)
 
-    def _losses(self, true: Sequence[Tensor], false: Sequence[Tensor]) -> Tensor:
-        """(parties, batch)."""
-        score, against = (self.objective.scorer.score(*rows) for rows in (true, false))
+    def _losses(self, scores: Tensor) -> Tensor:
+        """(parties, batch) from (parties, 2 batch): first the true triples, then what they are compared with."""
+        score, against = scores.chunk(2, 1)
         flat = against.reshape(-1, 1)
         parts = self.objective.loss(score.reshape(-1), flat, torch.ones_like(flat, dtype=torch.bool))
         return (parts[0] + parts[1]).reshape(score.shape)
@@ -411,14 +433,17 @@ class DPKGESteps(PublishedSteps):
         """(parties,): the percentile of the batch's norms, of samples that have a gradient at all."""
         if self.privatizer.clip is not None:
             return torch.full_like(self.sigma, self.privatizer.clip)
-        norms = torch.where((lengths > 0) & there[..., None], lengths, torch.nan).flatten(1)
-        return norms.nanquantile(self.privatizer.percentile / 100, dim=1).nan_to_num(0.0)
+        has = (lengths > 0) & there
+        norms = torch.where(has, lengths, torch.inf).sort(1)[0]  # torch's quantiles would wait for the GPU
+        place = self.percentile / 100 * (has.sum(1, keepdim=True) - 1).clamp(min=0)
+        low, high = (norms.gather(1, at.long()) for at in (place.floor(), place.ceil()))
+        return torch.where(has.any(1), torch.lerp(low, high, place.frac())[:, 0], 0.0)
 
     def _noise(self, table: Tensor, rows: Tensor, there: Tensor, deviation: Tensor, purpose: Purpose) -> None:
         """On each row that the batch touched, once."""
         width = table.shape[1]
         marked = torch.where(there, rows, ABSENT)
-        ordered, place = marked.sort(dim=1)
+        ordered, place = marked.sort(dim=1, stable=True)
         new = ordered != ABSENT
         new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
         once = torch.zeros_like(new).scatter(1, place, new)
@@ -427,6 +452,13 @@ class DPKGESteps(PublishedSteps):
 
     def rate(self, party: int) -> float:
         return self.batch / max(int(self.sizes[0, party]), self.batch + 1)
+
+    def cost(self, party: int, released: float) -> Tensor:
+        return super().cost(party, released) if released else torch.zeros(len(self.published.orders))
+
+    def accounted(self, party: int) -> float | None:
+        """None: nothing is confidential, and nothing to account for."""
+        return super().accounted(party) if int(self.sizes[0, party]) else None
 
 
 def published_steps(
@@ -449,6 +481,22 @@ def public_pairs(privatizer: Published, graphs: Sequence[Graph]) -> list[np.ndar
     return found
 
 
+def scheduled(done: tuple[int, int], sizes: tuple[int, int], coins: Sequence[bool]) -> np.ndarray:
+    """Which of the next batches are confidential, lines 4 to 9: the exact ratio decides, and a coin where it does not.
+
+    done: confidential and unrestricted batches so far; sizes: triples of both kinds.
+    """
+    (conf, plain), (many, others), found = done, sizes, np.zeros(len(coins), bool)
+    for step, coin in enumerate(coins):
+        over = plain * many - others * conf
+        if others == 0 or (conf == 0 and plain > 0) or (conf > 0 and over > 0):
+            found[step] = True
+        elif not (many == 0 or (plain == 0 and conf > 0) or (conf > 0 and over < 0)):
+            found[step] = coin
+        conf, plain = conf + int(found[step]), plain + int(not found[step])
+    return found
+
+
 def gathered(*rows: Tensor) -> tuple[Tensor, ...]:
     """Copies that a gradient goes back to."""
     return tuple(row.detach().requires_grad_() for row in rows)
@@ -459,9 +507,9 @@ def length(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.square().sum(-1) for part in parts]).sum(0).sqrt()
 
 
-def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor) -> tuple[Tensor, ...]:
+def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor, norm: Tensor | None = None) -> tuple[Tensor, ...]:
     """One norm over all rows of a sample, cut to the clip; a sample that is absent, or not finite, adds nothing."""
-    norm = length(parts)
+    norm = length(parts) if norm is None else norm
     factor = torch.where(norm > 0, (clip / norm).clamp(max=1.0), 1.0)
     factor = torch.where(there & norm.isfinite(), factor, 0.0)[..., None]
     return tuple(torch.where(factor > 0, part * factor, 0.0) for part in parts)
@@ -479,7 +527,8 @@ def _no_negatives(score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _marked(graph: Graph) -> np.ndarray:
+    """Which triples are confidential; none of a graph without marks, which then trains as if there were no DPKGE."""
     if graph.train.confidential is None:
-        raise TacitError("nothing in the graph is marked confidential: mark statements (tacit data mark)")
-    found: np.ndarray = graph.train.confidential
-    return found
+        LOG.warning("nothing in the graph is marked confidential: this is plain training (tacit data mark)")
+        return np.zeros(len(graph.train), bool)
+    return np.asarray(graph.train.confidential)
