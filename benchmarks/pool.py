@@ -68,7 +68,7 @@ def tell(cell: Cell, began: float, epoch: int) -> None:
 
 def kind(cell: Cell) -> tuple[str, bool]:
     """What a cell's graph is known by."""
-    return cell.dataset, bool(cell.recipe and not cell.divided)
+    return cell.dataset, cell.given
 
 
 def missing(tables: list[str], data: Path, out: Path) -> list[Cell]:

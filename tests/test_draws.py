@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.draws import MASK, Purpose, Stream, below, bits, philox
+from tacit.draws import MASK, Ahead, Purpose, Stream, below, bits, philox
 
 # From the known-answer tests that Salmon et al. publish with their Random123 library, for philox4x32-10.
 KNOWN = [
@@ -165,3 +165,11 @@ def test_a_stream_can_be_read_from_any_place(start, count, seed):
 def test_below_is_the_high_word_of_the_product(words, high):
     assert below(np.array(words, np.int64), high).tolist() == [word * high >> 32 for word in words]
     assert below(torch.tensor(words, dtype=torch.int64), high).tolist() == [word * high >> 32 for word in words]
+
+
+@given(seeds, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=8))
+def test_draws_made_ahead_are_the_stream_s_own(seed, asked):
+    stream = Stream(seed, Purpose.TEST, party=3)
+    ahead = Ahead(stream, "cpu", steps=5)
+    for step, count in asked:
+        assert ahead.uniform(step, count).tolist() == stream.at(step=step).uniform(count).tolist()

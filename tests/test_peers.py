@@ -24,7 +24,7 @@ from tacit.peers import PPAT, Learner, Pairing, Peer, continued, independent, me
 from tacit.peers.alignment import Aligned, by_intersection, by_links, thinned
 from tacit.peers.learner import vector_widths
 from tacit.peers.meeting import united
-from tacit.peers.ppat import Direct, Generator, Voted, batches, csls, divided, nearness, procrustes, scale_of
+from tacit.peers.ppat import Critics, Direct, Generator, Voted, batches, csls, divided, nearness, procrustes, scale_of
 from tacit.privacy.accountant import epsilon
 from tacit.privacy.events import Gaussian, Segment
 from tacit.privacy.pate import GaussianVotes, LaplaceVotes, by_moments, moment
@@ -237,6 +237,36 @@ def test_what_the_client_is_told_is_the_student_s_gradient():
     rows = generated.clone().requires_grad_()
     (1 - torch.sigmoid(judge.student(rows / 2.0)[0])).log().mean().backward()
     assert torch.allclose(gradient, rows.grad, atol=1e-7)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 9), st.booleans(), st.integers(0, 99))
+def test_critics_learn_as_autograd_and_sgd_would(many, width, rows, shown_to_all, seed):
+    """Derivatives are written out; the slow way says what they are."""
+    critics = Critics(many, width, PPAT(hidden=5), stream(11, seed), "cpu")
+    slow = [weight.detach().clone().requires_grad_() for weight in critics.weights]
+    optimizer = torch.optim.SGD(slow, lr=0.02, momentum=0.9)
+
+    def logits(x):
+        into, bias, out, last = slow
+        return (torch.nn.functional.leaky_relu(x @ into + bias, 0.2) @ out + last)[..., 0]
+
+    shape = (rows, width) if shown_to_all else (many, rows, width)
+    loss_of = torch.nn.functional.binary_cross_entropy_with_logits
+    for step in range(3):
+        x = torch.from_numpy(stream(20 + step, seed).normal(math.prod(shape))).reshape(shape).float()
+        labels = torch.from_numpy(stream(40 + step, seed).integers(rows, 2)).float()
+        said = logits(x)
+        optimizer.zero_grad()
+        loss_of(said, labels.expand_as(said), reduction="none").mean(-1).sum().backward()
+        optimizer.step()
+        critics.learn(x, labels)
+    for mine, theirs in zip(critics.weights, slow, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    x = torch.from_numpy(stream(50, seed).normal(rows * width)).reshape(rows, width).float().requires_grad_()
+    for label in (0.0, 1.0):
+        (expected,) = torch.autograd.grad(loss_of(logits(x)[0], torch.full((rows,), label)), x)
+        assert torch.allclose(critics.wanted(x.detach(), label), expected, atol=1e-6)
 
 
 @given(st.integers(1, 60), st.integers(1, 9))

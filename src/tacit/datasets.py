@@ -13,9 +13,11 @@ from pathlib import Path
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
 from tacit.graph import Graph
+from tacit.parties import Parties, given
 from tacit.tensors import load_graph
+from tacit.tensors import load_parties as read_parties_file
 
-__all__ = ["BENCHMARKS", "EMBEDDED", "Benchmark", "clinic", "load"]
+__all__ = ["BENCHMARKS", "EMBEDDED", "Benchmark", "clinic", "load", "load_parties"]
 EMBEDDED = {"clinic-small": "small", "clinic-demo": "demo"}
 """The federations that come with tacit, by name, and what `clinic` calls them."""
 
@@ -113,6 +115,65 @@ def load(name: str, data: str | PathLike[str] | None = None) -> Graph:
         raise BadInput(f"{folder}: no such folder; expected the files of {name} there.")
     check(name, graph, str(folder))
     return graph
+
+
+DBP15K = "dbp15k-zh-en"
+SIZES = {"zh": (19_388, 1_701, 70_414), "en": (19_572, 1_323, 95_142)}
+"""Entities, relations and triples of DBP15K's Chinese and English graphs (Sun, Hu and Li 2017)."""
+LINKS = 15_000
+
+
+def load_parties(name: str, data: str | PathLike[str] | None = None) -> Parties:
+    """Several given graphs and what they have in common, by name.
+
+    Parameters
+    ----------
+    name
+        dbp15k-zh-en: the folder `data`/`name` holds triples-zh, triples-en and files of links between them, and what is
+        read is checked against the published counts. Any other: `data`/`name` is a folder of parties. Or `data` holds
+        the file name.safetensors, which `tacit.tensors.save_parties` wrote.
+    data
+        Default: the environment variable TACIT_DATA.
+    """
+    root = data or os.environ.get("TACIT_DATA")
+    if not root:
+        raise TacitError("Say where the datasets are: by --data FOLDER, or by setting TACIT_DATA.")
+    folder, file = Path(root) / name, Path(root) / f"{name}.safetensors"
+    if not folder.is_dir():
+        if not file.is_file():
+            raise BadInput(f"{folder}: no such folder; expected the graphs of {name} there, or {file.name} beside it.")
+        parties = read_parties_file(file)
+    elif name == DBP15K:
+        parties = _dbp15k(folder)
+    else:
+        from tacit.files import read_parties  # readers need more than NumPy and torch
+
+        parties = read_parties(folder)
+    if name == DBP15K:
+        _check_dbp15k(parties, str(folder))
+    return parties
+
+
+def _dbp15k(folder: Path) -> Parties:
+    from tacit.files import read_graph
+    from tacit.files.parties import read_links
+
+    files = {path.name.split(".")[0]: path for path in sorted(folder.iterdir())}
+    if missing := [n for n in ("triples-zh", "triples-en", "links-train", "links-test") if n not in files]:
+        raise BadInput(
+            f"{folder}: found no file {missing[0]}; expected triples-zh, triples-en, links-train, links-test."
+        )
+    graphs = {side: read_graph(files[f"triples-{side}"]) for side in SIZES}
+    links = [link for part in ("train", "test") for link in read_links(files[f"links-{part}"], graphs, ("zh", "en"))]
+    return given(graphs, links)
+
+
+def _check_dbp15k(parties: Parties, place: str) -> None:
+    found = {name: (len(graph.entities), len(graph.relations), len(graph.train))
+             for name, graph in zip(parties.names, parties, strict=True)}  # fmt: skip
+    if found != SIZES or len(parties.links or ()) != LINKS:
+        raise BadInput(f"{place}: this is not {DBP15K} as published: found {found} and {len(parties.links or ()):,} "
+                       f"links; expected {SIZES} and {LINKS:,}.")  # fmt: skip
 
 
 def check(name: str, graph: Graph, place: str) -> None:

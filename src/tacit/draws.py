@@ -259,6 +259,33 @@ class Stream:
         return keys.argsort(kind="stable") if self.device is None else keys.argsort(stable=True)
 
 
+class Ahead:
+    """Uniforms of the steps of a stream, drawn for many steps at once and kept on a torch device.
+
+    `uniform(step, count)` is `stream.at(step=step).uniform(count)`. One by one, a few draws cost more than what they
+    are for.
+    """
+
+    def __init__(self, stream: Stream, device: Any, steps: int = 128):
+        self.stream, self.device, self.steps = stream, device, steps
+        self._first, self._drawn = 0, np.zeros((0, 0))
+
+    def uniform(self, step: int, count: int) -> Array:
+        """(count,) float64 over [0, 1)."""
+        if not 0 <= step - self._first < len(self._drawn) or count > self._drawn.shape[1]:
+            import torch
+
+            stream, self._first = self.stream, step
+            steps = np.arange(step, min(step + self.steps, MAX_STEP), dtype=np.int64)[:, None]
+            block = np.zeros_like(steps) + np.arange(-(-count // 2), dtype=np.int64)
+            words = np.stack(blocks(stream.seed, stream.purpose, stream.party, steps, block), -1).reshape(
+                len(steps), -1
+            )
+            whole = (words[:, 0::2] >> 5) * (1 << 26) + (words[:, 1::2] >> 6)
+            self._drawn = torch.from_numpy(whole * 2.0**-53).to(self.device)
+        return self._drawn[step - self._first, :count]
+
+
 CHACHA = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 """The words of "expand 32-byte k"."""
 QUARTERS = (

@@ -14,7 +14,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tacit.draws import Purpose, Stream
 from tacit.errors import TacitError, excerpt
-from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, assemble, concatenate
+from tacit.graph import NO_GROUP, SPLITS, Graph, Ids, Split, Vocab, assemble, concatenate
 
 LOG = logging.getLogger(__name__)
 PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -291,6 +291,46 @@ METHODS: dict[str, Callable[[Graph, Ids, int, int, float], Owner]] = {
 def given(graphs: Mapping[str, Graph], links: Sequence[Link] | None = None) -> Parties:
     """Parties from graphs that exist; without links, equal names mean the same thing."""
     return Parties(tuple(graphs), tuple(graphs.values()), None if links is None else tuple(links), {"by": "given"})
+
+
+def some(parties: Parties, names: Sequence[str]) -> Parties:
+    """These parties alone, in this order, and the links between them."""
+    if unknown := [name for name in names if name not in parties.names]:
+        raise TacitError(f"there is no party {excerpt(unknown[0])}. There are: {', '.join(parties.names)}.")
+    links = parties.links
+    if links is not None:
+        links = tuple(link for link in links if link.party in names and link.other in names)
+    graphs = tuple(parties.graphs[parties.names.index(name)] for name in names)
+    return Parties(tuple(names), graphs, links, parties.origin)
+
+
+def split_anew(parties: Parties, split: tuple[float, float, float], *, seed: int = 0, known: int = 0) -> Parties:
+    """Each party's triples dealt anew into train, valid and test, as `partition` does it."""
+    graphs = tuple(partition(graph, "triples", 1, seed=seed, split=split, known=known)[0] for graph in parties)
+    origin = {**parties.origin, "split": list(split), "seed": seed} | ({"known": known} if known else {})
+    return Parties(parties.names, graphs, parties.links, origin)
+
+
+def rename_relations(parties: Parties) -> Parties:
+    """Each party gets names of its own for its relations; links say which were the same, and which entities are."""
+    if parties.links is not None:
+        raise TacitError("Only relations that are known by equal names can be renamed: these parties have links.")
+    own = [
+        Vocab([f"{name}:{relation}" for relation in graph.relations])  # one beginning for all: their order stays
+        for name, graph in zip(parties.names, parties.graphs, strict=True)
+    ]
+    links = []
+    for one, two in itertools.combinations(range(len(parties)), 2):
+        pair = parties.names[one], parties.names[two]
+        for kind in ("entity", "relation"):
+            ids, others = parties.shared(one, two, kind)
+            vocabs = [parties.graphs[i].entities if kind == "entity" else own[i] for i in (one, two)]
+            links += [
+                Link(pair[0], vocabs[0][here], pair[1], vocabs[1][there], kind)
+                for here, there in zip(ids.tolist(), others.tolist(), strict=True)
+            ]
+    graphs = tuple(replace(graph, relations=vocab) for graph, vocab in zip(parties.graphs, own, strict=True))
+    return Parties(parties.names, graphs, tuple(links), {**parties.origin, "renamed": "relations"})
 
 
 def pool(parties: Parties) -> Graph:

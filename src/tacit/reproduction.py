@@ -19,6 +19,9 @@ one more section, and with a grid if it stands for several cells:
     [attack]                               # of a federation that is attacked: see `tacit.attacks.cells`
     names = ["cip", "si"]
 
+    [peers]                                # of peers without a server, with [pairing]: see `tacit.peers.cells`
+    setting = "published"
+
     [grid]                                 # every combination is a cell, named by the file and by its values
     "scorer.name" = ["transe", "rotate"]
     recipe = ["fede", "fedr"]
@@ -108,6 +111,9 @@ class Cell:
     """What is tried on the federation; such a cell has a line for each attack, and none for its ranks."""
     marked: Mapping[str, Any] = field(default_factory=dict)
     """Which statements are confidential, and whether they are left out."""
+    peers: Mapping[str, Any] = field(default_factory=dict)
+    """Peers that learn in pairs, and what they do."""
+    pairing: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> list[Cell]:
@@ -141,7 +147,10 @@ class Cell:
         divided = plain_section(values.pop("partition", {}), "partition", PARTITION)
         attack = plain_section(values.pop("attack", {}), "attack", ATTACK)
         marked = plain_section(values.pop("mark", {}), "mark", MARK)
+        peers, pairing = values.pop("peers", {}), values.pop("pairing", {})
         recipe, federation = values.pop("recipe", None), None
+        if (peers or pairing) and (recipe is not None or marked or not peers):
+            raise BadInput("[peers], which [pairing] belongs to, learn without a recipe and without [mark].")
         if marked and (recipe is not None or not 0 <= marked.get("share", -1) <= 1):
             raise BadInput("[mark] is for one party's training, and has a share from 0 to 1.")
         if attack and recipe is None:
@@ -157,11 +166,18 @@ class Cell:
                 check_recipe(recipe)
             except TacitError as error:
                 raise BadInput(str(error)) from None
+        if peers:
+            from tacit.peers.cells import check_peers
+
+            peers, pairing = check_peers(peers, pairing, settings)
         cell = Cell(
             name,
             about["table"],
             graph["path"],
-            _filled(about.get("setting", recipe or ""), {**values, "mark": marked}),
+            _filled(
+                about.get("setting", recipe or peers.get("setting", "")),
+                {**values, "mark": marked, "peers": peers, "pairing": pairing},
+            ),
             settings,
             about.get("goal"),
             about.get("published", {}),
@@ -171,6 +187,8 @@ class Cell:
             tuple(about.get("also", ())),
             attack,
             marked,
+            peers,
+            pairing,
         )
         published = dict(cell.published)
         for who, file in about.get("figures", {}).items():
@@ -205,11 +223,16 @@ class Cell:
         return int(self.divided.get("parts", 1))
 
     @property
+    def given(self) -> bool:
+        """Whether its dataset is several parties already, rather than one graph."""
+        return bool((self.recipe or self.peers) and not self.divided)
+
+    @property
     def scorer(self) -> str:
         return next(name for name, kind in SCORERS.items() if type(self.settings.scorer) is kind)
 
-    def fingerprint(self, graph: Graph | Parties) -> str:
-        """Of all that decides the result, but for the device and the kernels."""
+    def fingerprint(self, graph: Graph | Parties, *, peers: bool = True) -> str:
+        """Of all that decides the result, but for the device and the kernels; or also but for what peers do."""
         settings = self.settings.json()
         for key in ("device", "kernel", "checkpoint_every"):
             del settings["training"][key]
@@ -231,6 +254,8 @@ class Cell:
             whole.append(dict(self.attack))
         if self.marked:
             whole.append(["mark", dict(self.marked)])
+        if self.peers:
+            whole += [dict(self.divided), ["peers", dict(self.peers), dict(self.pairing)] if peers else []]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -289,13 +314,15 @@ def read_cells(folder: Path | None, table: str, only: Sequence[str] = ()) -> lis
 def load(cell: Cell, data: Path | None) -> Graph | Parties:
     """A benchmark by name from the folder of datasets, an embedded federation, or a graph's file.
 
-    Where a federation's cell does not say how to divide it, it is a folder of parties.
+    Where a cell of a federation or of peers does not say how to divide it, it is a folder of parties.
     """
     dataset = cell.dataset
     if dataset in datasets.EMBEDDED:
         hospitals = datasets.clinic(datasets.EMBEDDED[dataset])  # type: ignore[arg-type]
-        return hospitals if cell.recipe and not cell.divided else pool(hospitals)
-    if cell.recipe and not cell.divided:
+        return hospitals if cell.given else pool(hospitals)
+    if cell.peers and cell.given:
+        return datasets.load_parties(dataset, data)
+    if cell.given:
         from tacit.files import read_parties
 
         return read_parties(Path(data or os.environ.get("TACIT_DATA", ".")) / dataset)
@@ -373,6 +400,10 @@ def run_cell(
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Train a cell in its folder, from the beginning or from where it was left; the line of its result."""
+    if cell.peers:
+        from tacit.peers.cells import peers_cell
+
+        return peers_cell(cell, graph, device=device, command=command)
     settings = cell.settings
     if device is not None:
         settings = replace(settings, training=replace(settings.training, device=device))
@@ -626,7 +657,7 @@ def reproduce(
     graphs: dict[tuple[str, bool], Graph | Parties] = {}
     rows = []
     for cell in cells:
-        place = (cell.dataset, bool(cell.recipe and not cell.divided))
+        place = (cell.dataset, cell.given)
         if place not in graphs:
             graphs = {place: load(cell, data)}  # one at a time in memory
         graph = graphs[place]

@@ -1,4 +1,4 @@
-"""Tensors and graphs on disk, with NumPy and torch alone.
+"""Tensors, graphs and parties on disk, with NumPy and torch alone.
 
 The format is safetensors (8 bytes of header length, a JSON header, raw little-endian numbers), written and read here in
 a few lines because whatever trains may have no other package. A file appears whole or not at all: it is written under
@@ -20,6 +20,7 @@ import torch
 from tacit.errors import BadInput
 from tacit.folders import sync_folder
 from tacit.graph import SPLITS, Graph, Split, Vocab
+from tacit.parties import Link, Parties
 
 Tensor = Any
 TYPES = {
@@ -116,8 +117,84 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]
     return found, metadata
 
 
+GRAPH_SCHEMA, PARTIES_SCHEMA = "tacit.graph-tensors/1", "tacit.parties-tensors/1"
+
+
 def save_graph(path: Path, graph: Graph) -> None:
     """A graph with its names and marks in one file, that NumPy alone can read again."""
+    facts = {"schema": GRAPH_SCHEMA, "fingerprint": graph.fingerprint}
+    save_tensors(path, _graph_tensors(graph), facts | {"prefixes": json.dumps(dict(graph.prefixes))})
+
+
+def load_graph(path: Path) -> Graph:
+    """Read what `save_graph` wrote."""
+    tensors, metadata = _loaded(path, GRAPH_SCHEMA)
+    try:
+        graph = _graph_of(tensors, json.loads(metadata["prefixes"]))
+    except (LookupError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: holds no whole graph ({type(error).__name__}).") from None
+    if graph.fingerprint != metadata.get("fingerprint"):
+        raise BadInput(f"{path}: does not hold the graph it says it does: the file is damaged.")
+    return graph
+
+
+def save_parties(path: Path, parties: Parties) -> None:
+    """The graphs of several parties, and the links between them, in one file."""
+    tensors: dict[str, Any] = {}
+    for number, graph in enumerate(parties):
+        tensors |= {f"{number}.{name}": array for name, array in _graph_tensors(graph).items()}
+    facts: dict[str, Any] = {
+        "names": list(parties.names),
+        "origin": dict(parties.origin),
+        "fingerprints": [graph.fingerprint for graph in parties],
+        "prefixes": [dict(graph.prefixes) for graph in parties],
+    }
+    if parties.links is not None:
+        place = {name: number for number, name in enumerate(parties.names)}
+        rows = []
+        for link in parties.links:
+            ends = [(place[link.party], link.name), (place[link.other], link.other_name)]
+            vocabs = [parties[i].entities if link.kind == "entity" else parties[i].relations for i, _ in ends]
+            ids = [vocab.id(name) for vocab, (_, name) in zip(vocabs, ends, strict=True)]
+            rows.append((ends[0][0], ids[0], ends[1][0], ids[1], link.kind == "relation"))
+        tensors["links"] = np.array(rows, np.int32).reshape(-1, 5)
+    save_tensors(path, tensors, {"schema": PARTIES_SCHEMA, "parties": json.dumps(facts)})
+
+
+def load_parties(path: Path) -> Parties:
+    """Read what `save_parties` wrote."""
+    tensors, metadata = _loaded(path, PARTIES_SCHEMA)
+    try:
+        facts, graphs = json.loads(metadata["parties"]), []
+        for number, prefixes in enumerate(facts["prefixes"]):
+            begin = f"{number}."
+            own = {name.removeprefix(begin): array for name, array in tensors.items() if name.startswith(begin)}
+            graphs.append(_graph_of(own, prefixes))
+        names, links = tuple(facts["names"]), []
+        for one, name, two, other, kind in tensors["links"].tolist() if "links" in tensors else ():
+            vocabs = [graphs[i].relations if kind else graphs[i].entities for i in (one, two)]
+            ends = (names[one], vocabs[0][name], names[two], vocabs[1][other])
+            links.append(Link(*ends, "relation" if kind else "entity"))
+        parties = Parties(names, tuple(graphs), tuple(links) if "links" in tensors else None, facts["origin"])
+    except (LookupError, ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"{path}: holds no whole parties ({type(error).__name__}).") from None
+    if [graph.fingerprint for graph in graphs] != facts["fingerprints"]:
+        raise BadInput(f"{path}: does not hold the graphs it says it does: the file is damaged.")
+    return parties
+
+
+def _loaded(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        tensors, metadata = load_tensors(path)
+    except FileNotFoundError:
+        hint = f"Was it copied without what is in {path.parent.name}/? That belongs to it."
+        raise BadInput(f"{path}: no such file, so the folder is not whole.", hint=hint) from None
+    if metadata.get("schema") != schema:
+        raise BadInput(f"{path}: found the schema {metadata.get('schema')!r}; expected {schema!r}.")
+    return tensors, metadata
+
+
+def _graph_tensors(graph: Graph) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for vocab in ("entities", "relations", "groups"):
         tensors[vocab] = np.frombuffer("\n".join(getattr(graph, vocab).names).encode(), np.uint8)
@@ -125,33 +202,17 @@ def save_graph(path: Path, graph: Graph) -> None:
         for field in ("triples", "confidential", "group"):
             if (array := getattr(split, field)) is not None:
                 tensors[f"{name}.{field}"] = array
-    facts = {"schema": "tacit.graph-tensors/1", "fingerprint": graph.fingerprint}
-    save_tensors(path, tensors, facts | {"prefixes": json.dumps(dict(graph.prefixes))})
+    return tensors
 
 
-def load_graph(path: Path) -> Graph:
-    """Read what `save_graph` wrote."""
-    try:
-        tensors, metadata = load_tensors(path)
-    except FileNotFoundError:
-        hint = f"Was it copied without what is in {path.parent.name}/? That belongs to it."
-        raise BadInput(f"{path}: no such file, so the folder is not whole.", hint=hint) from None
-    if metadata.get("schema") != "tacit.graph-tensors/1":
-        raise BadInput(f"{path}: found the schema {metadata.get('schema')!r}; expected 'tacit.graph-tensors/1'.")
-    try:
-        vocabs = [
-            Vocab(tensors[name].numpy().tobytes().decode().split("\n") if len(tensors[name]) else ())
-            for name in ("entities", "relations", "groups")
-        ]
-        splits = []
-        for name in SPLITS:
-            fields = [tensors.get(f"{name}.{field}") for field in ("triples", "confidential", "group")]
-            splits.append(Split(*(None if field is None else field.numpy() for field in fields)))  # type: ignore[arg-type]
-        train, valid, test = splits
-        prefixes = json.loads(metadata["prefixes"])
-        graph = Graph(vocabs[0], vocabs[1], train, valid, test, groups=vocabs[2], prefixes=prefixes)
-    except (LookupError, ValueError, AttributeError) as error:
-        raise BadInput(f"{path}: holds no whole graph ({type(error).__name__}).") from None
-    if graph.fingerprint != metadata.get("fingerprint"):
-        raise BadInput(f"{path}: does not hold the graph it says it does: the file is damaged.")
-    return graph
+def _graph_of(tensors: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> Graph:
+    vocabs = [
+        Vocab(tensors[name].numpy().tobytes().decode().split("\n") if len(tensors[name]) else ())
+        for name in ("entities", "relations", "groups")
+    ]
+    splits = []
+    for name in SPLITS:
+        marks = [tensors.get(f"{name}.{field}") for field in ("confidential", "group")]
+        splits.append(Split(tensors[f"{name}.triples"].numpy(), *(m if m is None else m.numpy() for m in marks)))
+    train, valid, test = splits
+    return Graph(vocabs[0], vocabs[1], train, valid, test, groups=vocabs[2], prefixes=prefixes)

@@ -84,7 +84,11 @@ def reproduce(
     if as_json:
         print(json.dumps(rows))
         return
-    shown = _attacks if any(cell.attack for cell in cells) else SHOWN.get(table, _figures)
+    shown = SHOWN.get(table, _figures)
+    if any(cell.attack for cell in cells):
+        shown = _attacks
+    elif all(cell.peers for cell in cells):
+        shown = _gains
     shown(cells, rows)
     for name in sorted({row["device"] for row in rows}):
         show.say(f"Measured on: {name}", "dim")
@@ -144,6 +148,24 @@ def _defences(rows: list[dict[str, Any]]) -> None:
                           limits, f"{row['mrr']['test']:.3f}", verdict(plain, auc)))  # fmt: skip
     if lines:
         show.table("", "attack", "by", "way", "AUC without", "AUC", "test MRR", "", rows=lines, title="Defences")
+
+
+def _gains(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    """What peers reached and gained: means over seeds, and how far these are apart."""
+    from tacit.peers.cells import summary
+
+    def told(value: tuple[float, float | None], form: str = ".3f") -> str:
+        mean, spread = value
+        return f"{mean:{form}}" + (f" ± {spread:.3f}" if spread is not None else "")
+
+    lines = []
+    for each in summary(rows):
+        found, gain = each["metrics"], each["gain"]
+        over = "" if gain is None else f"{told(gain['accuracy'], '+.3f')}, {told(gain['mrr'], '+.3f')}"
+        place = f"{each['dataset']}, {each['parts']} peers, {each['scorer']}: {each['setting']}"
+        lines.append((place, *(told(found[name]) for name in ("accuracy", "mrr", "hits10", "typed_hits10")), over))
+    title = "Test split, means over peers and seeds; filtered, ties count half. Gain: over training alone for as long"
+    show.table("", "accuracy", "MRR", "Hits@10", "Hits@10, typed", "gain: accuracy, MRR", rows=lines, title=title)
 
 
 def _costs(cells: list[Cell], rows: list[dict[str, Any]]) -> None:

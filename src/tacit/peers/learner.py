@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -323,14 +324,11 @@ class Learner:
         """Of a paid look: all of them cost as much as the training of other triples does."""
         if self.pairing.look_sigma is not None:
             return self.pairing.look_sigma
-        from tacit.privacy.accountant import Target, noise_for
-
         privacy = self.settings.privacy
         assert isinstance(privacy, Sound)
         if privacy.epsilon is None:
             raise TacitError("say what paid looks may cost (privacy.epsilon), or their noise (look_sigma)")
-        looks = self.pairing.trainings + 1
-        return noise_for(Target(privacy.epsilon, privacy.delta), lambda sigma: [Segment(Gaussian(sigma), looks)])
+        return _noise_of(privacy.epsilon, privacy.delta, self.pairing.trainings + 1)
 
     def _votes(self) -> LaplaceVotes | GaussianVotes | None:
         """What makes labels as a host; None: nothing has to be voted on."""
@@ -348,10 +346,7 @@ class Learner:
             if pairing.votes_epsilon is None:
                 raise TacitError("this peer's rows are not private: set privacy.epsilon, or say what votes on them may "
                                  "cost (votes_epsilon), or their noise (votes_sigma)")  # fmt: skip
-            from tacit.privacy.accountant import Target, noise_for
-
-            target = Target(pairing.votes_epsilon, pairing.delta)
-            sigma = noise_for(target, lambda s: [Segment(Gaussian(s), max(most, 1))])
+            sigma = _noise_of(pairing.votes_epsilon, pairing.delta, max(most, 1))
         return GaussianVotes(sigma, most, self._secret, self.number)
 
     # -- what was released ---------------------------------------------------------------------------------------------
@@ -642,6 +637,14 @@ class Learner:
                 here = (tables.entity[h.to(others.device)], tables.relation[r.to(others.device)])
                 found.append(others[scorer.score_tails(*here, tables.entity[others], shared).argmax(1)].cpu())
         return np.unique(np.stack([heads, relations, torch.cat(found).numpy()], 1), axis=0)
+
+
+@lru_cache
+def _noise_of(epsilon: float, delta: float, many: int) -> float:
+    """The deviation at which so many Gaussian releases cost this; it takes seconds, and peers ask alike."""
+    from tacit.privacy.accountant import Target, noise_for
+
+    return noise_for(Target(epsilon, delta), lambda sigma: [Segment(Gaussian(sigma), many)])
 
 
 def _more_names(vocab: Vocab, many: int) -> Vocab:

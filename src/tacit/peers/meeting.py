@@ -22,12 +22,13 @@ import numpy as np
 
 from tacit.errors import BadValue, TacitError
 from tacit.evaluation.classification import classify_triples
+from tacit.evaluation.ranking import Questions, rank, typed_candidates
 from tacit.federation.messages import Message
 from tacit.federation.transcript import Transcript
 from tacit.graph import SPLITS, Graph, Split, assemble
 from tacit.models import Tables
 from tacit.models.model import Model
-from tacit.parties import Parties
+from tacit.parties import Parties, given
 from tacit.peers.alignment import Alignment, by_intersection, by_links, thinned
 from tacit.peers.learner import Learner, Pairing, vector_widths
 from tacit.peers.peer import Peer
@@ -35,7 +36,6 @@ from tacit.privacy.pate import WHY_NONE, LaplaceVotes
 from tacit.privacy.plan import NOT_COVERED
 from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
-from tacit.training import Fit, evaluated
 
 STEP, LATENCY = 1e-3, 0.01
 """Seconds of a step of training or of a batch at a peer of speed 1, and of a message on its way."""
@@ -49,13 +49,20 @@ NOR_COVERED = (
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model is worth on a party's test triples: accuracy of telling them from corrupted ones; their ranks."""
+    """What a model is worth on a party's test triples: accuracy of telling them from corrupted ones; their ranks.
+
+    typed: ranks among entities that the relation has in training triples on that side, as FKGE counts.
+    """
 
     accuracy: float
     mrr: float
     hits1: float
     hits3: float
     hits10: float
+    typed_mrr: float
+    typed_hits1: float
+    typed_hits3: float
+    typed_hits10: float
 
 
 class Meeting:
@@ -182,9 +189,13 @@ def scored(model: Model, graph: Graph, settings: Settings) -> Scores | None:
     """A model on a graph's test triples; None: there are none, or no validation triples for thresholds."""
     if not len(graph.test) or not len(graph.valid):
         return None
-    found = evaluated(model, graph, "test", settings)
-    accuracy = classify_triples(model, graph, seed=settings.seed).accuracy
-    return Scores(accuracy, found.mrr, found.hits1, found.hits3, found.hits10)
+    wanted, asked = settings.evaluation, Questions(graph.test.triples, graph.statements.triples)
+    figures = []
+    for typed in (None, typed_candidates(graph)):
+        ranks = rank(model, asked, sides=wanted.sides, memory_mb=wanted.memory_mb, typed=typed)
+        found = ranks.metrics(wanted.ties)
+        figures += [found.mrr, found.hits1, found.hits3, found.hits10]
+    return Scores(classify_triples(model, graph, seed=settings.seed).accuracy, *figures)
 
 
 # -- meetings, and what they are compared with -------------------------------------------------------------------------
@@ -276,19 +287,18 @@ def _alone(
     return meeting
 
 
-def unified(parties: Parties, settings: Settings, epochs: int | None = None) -> list[Scores | None]:
+def unified(parties: Parties, settings: Settings, *, pairing: Pairing | None = None) -> list[Scores | None]:
     """One model of all triples, aligned names being one thing; what it is worth to each party, among its own entities.
 
-    Nobody may do this: all triples are in one place.
+    It has a first training alone; by a pairing all further ones too, of which the best is kept. Nobody may do this: all
+    triples are in one place.
     """
     if settings.privacy.sound:
         raise TacitError("pooled triples are seen by whoever pools them: privacy is for parties that keep theirs")
     whole, entity, relation = united(parties)
-    fit = Fit(settings, [whole])
-    for _ in range(epochs or settings.training.epochs):
-        fit.epoch()
-    fit.check_rows()
-    tables, found = fit.cohort.tables, []
+    wanted = pairing or Pairing(mode="published", trainings=0)
+    meeting = continued(given({"all": whole}), settings, wanted, [wanted.trainings])
+    tables, found = meeting.peers[0].learner.kept, []
     for party, graph in enumerate(parties):
         rows = Tables(tables.entity[entity[party]], tables.relation[relation[party]], tables.shared)
         found.append(scored(Model(settings.scorer, rows), graph, settings))

@@ -279,7 +279,7 @@ class Peer:
         if answer != "yes":
             return self._next(now)
         learner, ppat = self.learner, self.pairing.ppat
-        order = batches(len(learner.aligned[asking.client]), ppat.passes, ppat.batch, asking.seed)
+        order = batches(len(learner.aligned[asking.client]), ppat.passes, ppat.batch, asking.seed, learner.fit.device)
         self._hosting = Hosting(
             asking.client, asking.handshake, order,
             judge=learner.judge(asking.client) if order else None,
@@ -310,7 +310,7 @@ class Peer:
         seen, hosting.seen = hosting.seen, []
         if hosting.real is None:
             return True
-        which = torch.cat(hosting.order[hosting.at - len(seen) : hosting.at]).to(hosting.real.device)
+        which = torch.cat(hosting.order[hosting.at - len(seen) : hosting.at])
         near = nearness(torch.cat(seen), hosting.real[which])
         better, hosting.best = near > hosting.best, max(near, hosting.best)
         return better
@@ -387,7 +387,7 @@ class Peer:
             self._asleep, self._idle_from = False, now + self.pairing.linger
         rows = learner.vectors(host)
         generator = Generator(rows, says["width"], float(scale[0]), self.pairing.ppat, learner.stream(Use.MAP))
-        order = batches(len(rows), says["epochs"], says["batch"], says["seed"])
+        order = batches(len(rows), says["epochs"], says["batch"], says["seed"], rows.device)
         self._serving[host] = Serving(handshake, order, generator, now + self.pairing.within)
         self._note(now, "serves", other=host)
         return [self._message("answer", host, handshake=handshake, answer="yes"), self._sent(host)]

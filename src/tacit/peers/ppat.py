@@ -22,9 +22,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu, logsigmoid, normalize
+from torch.nn.functional import leaky_relu, normalize
 
-from tacit.draws import Purpose, Stream
+from tacit.draws import Ahead, Purpose, Stream
 from tacit.errors import BadValue
 
 Tensor = Any
@@ -78,13 +78,12 @@ class PPAT:
         return self.epochs if self.translator == "ppat" else 0
 
 
-def batches(count: int, epochs: int, size: int, seed: int) -> list[Any]:
+def batches(count: int, epochs: int, size: int, seed: int, device: Any = "cpu") -> list[Any]:
     """Which of `count` aligned rows are in each batch: public, so that neither side has to say it."""
-    found = []
-    for epoch in range(epochs):
-        order = Stream(seed, Purpose.PAIR, step=epoch).permutation(count)
-        found += [torch.from_numpy(order[at : at + size].copy()) for at in range(0, count, size)]
-    return found
+    if not epochs or not count:
+        return []
+    orders = np.stack([Stream(seed, Purpose.PAIR, step=epoch).permutation(count) for epoch in range(epochs)])
+    return [batch for order in torch.from_numpy(orders).to(device) for batch in order.split(size)]
 
 
 def scale_of(rows: Tensor) -> float:
@@ -116,6 +115,7 @@ class Generator:
         own = rows.shape[1]
         self.rows, self.settings = rows, settings
         self.factor = scale / scale_of(rows)
+        self._scaled = self.factor * rows
         square = torch.from_numpy(stream.normal(max(width, own) ** 2)).reshape(max(width, own), -1)
         turned, corner = torch.linalg.qr(square)
         turned = turned * corner.diagonal().sign()  # every orthogonal matrix as likely as any other
@@ -125,7 +125,7 @@ class Generator:
 
     def made(self, which: Tensor) -> Tensor:
         """The translated rows of a batch."""
-        return self.translate(self.rows[which], self.weight)
+        return self._scaled[which] @ self.weight.T
 
     def translate(self, rows: Tensor, weight: Tensor | None = None) -> Tensor:
         """Any rows of the client in the host's space, by the best W."""
@@ -133,13 +133,13 @@ class Generator:
 
     def learn(self, which: Tensor, gradient: Tensor) -> None:
         """Move W by what the host says of the batch it was sent, and draw it to an orthogonal matrix."""
-        settings = self.settings
-        self.velocity = settings.momentum * self.velocity + self.factor * gradient.T @ self.rows[which]
-        weight = self.weight - settings.learning_rate * self.velocity
-        weight = (1 + settings.orthogonal) * weight - settings.orthogonal * weight @ weight.T @ weight
-        if not bool(weight.isfinite().all()):  # it ran away: begin again from the best so far
-            weight, self.velocity = self.best.clone(), torch.zeros_like(weight)
-        self.weight = weight
+        rate, beta, pull = self.settings.learning_rate, self.settings.momentum, self.settings.orthogonal
+        velocity = torch.addmm(self.velocity, gradient.T, self._scaled[which], beta=beta)
+        weight = torch.sub(self.weight, velocity, alpha=rate)
+        weight = torch.addmm(weight, weight @ weight.T, weight, beta=1 + pull, alpha=-pull)
+        fine = weight.isfinite().all()  # else it ran away: begin again from the best so far. Nobody waits to know
+        self.weight = torch.where(fine, weight, self.best)
+        self.velocity = torch.where(fine, velocity, 0.0)
 
     def keep(self) -> None:
         """Hold on to W as it is."""
@@ -164,32 +164,60 @@ class Generator:
 class Critics:
     """Several discriminators at once: perceptrons with one hidden layer, which say how real a row looks.
 
-    `real[i]` are the rows that discriminator i learns from as real ones.
+    Their derivatives are written out, and all their numbers lie in one tensor: a batch is small, and what it costs is
+    how many operations are begun.
     """
 
     def __init__(self, many: int, width: int, settings: PPAT, stream: Stream, device: Any):
-        hidden = settings.hidden
+        self.rate, self.momentum, hidden = settings.learning_rate, settings.momentum, settings.hidden
         sizes = [(many, width, hidden), (many, 1, hidden), (many, hidden, 1), (many, 1, 1)]
-        drawn = torch.from_numpy(stream.normal(sum(map(math.prod, sizes)))).float().to(device)
-        parts = drawn.split([math.prod(size) for size in sizes])
+        numbers = [math.prod(size) for size in sizes]
         spread = (width**-0.5, 0.0, hidden**-0.5, 0.0)
-        self.weights = [
-            (part.reshape(size) * by).requires_grad_() for part, size, by in zip(parts, sizes, spread, strict=True)
-        ]
-        self.optimizer = torch.optim.SGD(self.weights, lr=settings.learning_rate, momentum=settings.momentum)
+        by = torch.cat([torch.full((number,), scale) for number, scale in zip(numbers, spread, strict=True)])
+        self._all = (torch.from_numpy(stream.normal(sum(numbers))).float() * by).to(device)
+        self._velocity, self._gradient = torch.zeros(2, len(self._all), device=device)
+        self.weights, self._into = (
+            [part.reshape(size) for part, size in zip(whole.split(numbers), sizes, strict=True)]
+            for whole in (self._all, self._gradient)
+        )
+
+    def _layers(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden layer before and after its bend, and (critics, b, 1) logits."""
+        into, bias, out, last = self.weights
+        before = torch.baddbmm(bias, rows, into)
+        after = leaky_relu(before, SLOPE)
+        return before, after, torch.baddbmm(last, after, out)
+
+    def _shown(self, rows: Tensor) -> Tensor:
+        return rows if rows.dim() == 3 else rows.expand(len(self.weights[0]), -1, -1)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """(critics, b): logits of (critics, b, width) rows, or of (b, width) rows that all are shown."""
-        into, bias, out, last = self.weights
-        return ((leaky_relu(rows @ into + bias, SLOPE)) @ out + last)[..., 0]
+        return self._layers(self._shown(rows))[2][..., 0]
 
     def learn(self, rows: Tensor, labels: Tensor) -> None:
-        """One step on rows with labels, each critic on its own."""
-        logits = self(rows)
-        loss = binary_cross_entropy_with_logits(logits, labels.expand_as(logits), reduction="none").mean(-1).sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        """One step of the mean cross-entropy of rows with (b,) labels, each critic on its own."""
+        rows = self._shown(rows)
+        before, after, logits = self._layers(rows)
+        error = (logits.sigmoid() - labels[:, None]) / len(labels)
+        back = self._back(before, error)
+        into, bias, out, last = self._into
+        torch.bmm(rows.mT, back, out=into)
+        torch.sum(back, 1, keepdim=True, out=bias)
+        torch.bmm(after.mT, error, out=out)
+        torch.sum(error, 1, keepdim=True, out=last)
+        self._velocity.mul_(self.momentum).add_(self._gradient)
+        self._all.sub_(self._velocity, alpha=self.rate)
+
+    def wanted(self, rows: Tensor, label: float) -> Tensor:
+        """(b, width): by the first critic, the gradient of the mean cross-entropy of these rows with one label."""
+        before, _, logits = self._layers(self._shown(rows))
+        error = (logits.sigmoid() - label) / len(rows)
+        return (self._back(before, error) @ self.weights[0].mT)[0]
+
+    def _back(self, before: Tensor, error: Tensor) -> Tensor:
+        """What an error of the logits is before the hidden layer's bend."""
+        return torch.ops.aten.leaky_relu_backward(error @ self.weights[2].mT, before, SLOPE, False)
 
 
 class Votes(Protocol):
@@ -209,22 +237,20 @@ class Direct:
     """One discriminator, which sees the host's rows; generated rows should look real to it, as MUSE asks."""
 
     def __init__(self, rows: Tensor, settings: PPAT, stream: Stream):
-        self.settings, self.stream, self.count = settings, stream, 0
+        self.settings, self.count = settings, 0
         self.scale = scale_of(rows)
         self.rows = rows.detach().float() / self.scale
         self.critics = Critics(1, rows.shape[1], settings, stream.at(step=0), rows.device)
+        self._draws = Ahead(stream, rows.device)
+        self._labels = _half(settings.batch, rows.device)
 
     def answer(self, generated: Tensor) -> Tensor:
-        fake = generated.detach() / self.scale
+        fake, many = generated.detach() / self.scale, len(generated)
         for _ in range(self.settings.critic_steps):
             self.count += 1
-            drawn = self.stream.at(step=self.count).integers(len(fake), len(self.rows))
-            real = self.rows[torch.from_numpy(drawn).to(fake.device)]
-            labels = torch.cat([torch.ones(len(real)), torch.zeros(len(fake))]).to(fake.device)
-            self.critics.learn(torch.cat([real, fake]), labels)
-        moved = fake.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(-logsigmoid(self.critics(moved)[0]).mean(), moved)
-        return gradient / self.scale
+            real = self.rows[(self._draws.uniform(self.count, many) * len(self.rows)).long()]
+            self.critics.learn(torch.cat([real, fake]), self._labels(many))
+        return self.critics.wanted(fake, 1.0) / self.scale
 
 
 class Voted:
@@ -244,40 +270,38 @@ class Voted:
         parts = [part for part in parts if len(part)]
         if not parts:
             raise BadValue("no teacher has a row to learn from")
-        self.settings, self.stream, self.votes, self.count, self.scale = settings, stream, votes, 0, scale
+        self.settings, self.votes, self.count, self.scale = settings, votes, 0, scale
         self.rows = torch.cat([part.detach().float() for part in parts]) / scale
-        self.sizes = np.array([len(part) for part in parts])
-        self.first = np.cumsum(self.sizes) - self.sizes
         width, device = self.rows.shape[1], self.rows.device
+        sizes = np.array([len(part) for part in parts])
+        self._sizes, self._first = (torch.from_numpy(x).to(device)[:, None] for x in (sizes, np.cumsum(sizes) - sizes))
         self.teachers = Critics(len(parts), width, settings, stream.at(step=0), device)
         self.student = Critics(1, width, settings, stream.at(party=stream.party, step=1), device)
+        self._draws = Ahead(stream, device)
+        self._labels = _half(settings.batch, device)
 
     def answer(self, generated: Tensor) -> Tensor:
         fake = generated.detach() / self.scale
         for _ in range(self.settings.critic_steps):
             self._teach(fake)
-        with torch.no_grad():
-            ayes = (self.teachers(fake) > 0).sum(0)
-        labels = self.votes.labels(ayes, len(self.sizes)).float()
+        ayes = (self.teachers(fake) > 0).sum(0)
+        labels = self.votes.labels(ayes, len(self._sizes)).float()
         self.student.learn(fake, labels)
-        return self._wanted(fake) / self.scale
+        return self.student.wanted(fake, 0.0).neg() / self.scale
 
     def _teach(self, fake: Tensor) -> None:
         """Each teacher: as many of its own rows as there are generated ones, and these."""
         self.count += 1
-        many = len(fake)
-        drawn = self.stream.at(step=1 + self.count).uniform(len(self.sizes) * many).reshape(-1, many)
-        place = (drawn * self.sizes[:, None]).astype(np.int64) + self.first[:, None]
-        real = self.rows[torch.from_numpy(place).to(fake.device)]
-        labels = torch.cat([torch.ones(many), torch.zeros(many)]).to(fake.device)
-        self.teachers.learn(torch.cat([real, fake.expand(len(self.sizes), -1, -1)], 1), labels)
+        many, teachers = len(fake), len(self._sizes)
+        drawn = self._draws.uniform(1 + self.count, teachers * many).reshape(-1, many)
+        real = self.rows[(drawn * self._sizes).long() + self._first]
+        self.teachers.learn(torch.cat([real, fake.expand(teachers, -1, -1)], 1), self._labels(many))
 
-    def _wanted(self, fake: Tensor) -> Tensor:
-        """The gradient of the mean of log(1 - S(G(x))), S the student and nothing else."""
-        moved = fake.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(logsigmoid(-self.student(moved)[0]).mean(), moved)
-        found: Tensor = gradient
-        return found
+
+def _half(batch: int, device: Any) -> Any:
+    """Makes labels: so many real ones, and as many generated ones."""
+    most = torch.cat([torch.ones(batch), torch.zeros(batch)]).to(device)
+    return lambda many: most[batch - many : batch + many]
 
 
 def divided(rows: Tensor, many: int, stream: Stream) -> list[Tensor]:

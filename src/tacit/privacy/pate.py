@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tacit.draws import Purpose, Secret, Stream
+from tacit.draws import Ahead, Purpose, Secret, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.privacy.events import Gaussian, Segment, Spent, joined
 
@@ -88,17 +88,20 @@ class LaplaceVotes:
             raise BadValue(f"the scale of the votes' noise is at least 0, not {scale}")
         self.scale, self.stream = scale, stream
         self.votes = self.batches = 0
+        self._draws: Ahead | None = None
 
     def labels(self, ayes: Tensor, teachers: int) -> Tensor:
         """(b,) bool: what the teachers say, given how many of them say yes."""
-        counts = torch.stack([teachers - ayes.double(), ayes.double()])
+        ahead = 2 * ayes.double() - teachers  # of those who say yes
         if self.scale:
-            draws = self.stream.at(step=self.batches).uniform(counts.numel())
-            tail = torch.from_numpy(draws).to(ayes.device).reshape(counts.shape) - 0.5
-            counts -= self.scale * tail.sign() * torch.log1p((-2 * tail.abs()).clamp(min=-1 + 2.0**-53))
+            if self._draws is None or self._draws.device != ayes.device:
+                self._draws = Ahead(self.stream, ayes.device)
+            tail = self._draws.uniform(self.batches, 2 * len(ayes)).reshape(2, -1) - 0.5
+            noise = tail.sign() * torch.log1p((-2 * tail.abs()).clamp(min=-1 + 2.0**-53))
+            ahead -= self.scale * (noise[1] - noise[0])
         self.votes += len(ayes)
         self.batches += 1
-        found: Tensor = counts[1] > counts[0]
+        found: Tensor = ahead > 0
         return found
 
     def accounting(self, delta: float) -> dict[str, Any]:
