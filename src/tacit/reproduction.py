@@ -446,6 +446,19 @@ def alike(cell: Cell) -> Any:
     return cell.dataset, json.dumps(replace(settings, name="any", seed=0, privacy=same).json(), sort_keys=True)
 
 
+def begun_together(settings: Sequence[Settings], graphs: Sequence[Graph], device: str | None = None) -> Fit:
+    """Trainings that are `alike`, of graphs with the same names, as one of parties that never meet."""
+    first, begun = settings[0], []
+    for wanted, graph in zip(settings, graphs, strict=True):
+        own = Layout((len(graph.entities),), (len(graph.relations),))
+        weights = [relation_weights(graph)] if wanted.scorer.statistics else None
+        begun.append(Tables.begin(wanted.scorer, wanted.dim, own, seed=wanted.seed, weights=weights))
+    stacked = Tables(torch.cat([tables.entity for tables in begun]), torch.cat([tables.relation for tables in begun]))
+    fit = Fit(first, graphs, tables=stacked, device=device)
+    fit.published.differ([wanted.seed for wanted in settings], [wanted.privacy for wanted in settings])
+    return fit
+
+
 def run_together(
     cells: Sequence[Cell],
     graph: Graph,
@@ -459,16 +472,7 @@ def run_together(
     Each comes out as it would alone, but for rounding. Seconds are a cell's share of those of all.
     """
     first, began, events = cells[0].settings, time.perf_counter(), []
-    graphs = [with_marks(cell, graph) for cell in cells]
-    weights = [[relation_weights(each)] if first.scorer.statistics else None for each in graphs]
-    own = Layout((len(graph.entities),), (len(graph.relations),))
-    begun = [
-        Tables.begin(first.scorer, first.dim, own, seed=cell.settings.seed, weights=weight)
-        for cell, weight in zip(cells, weights, strict=True)
-    ]
-    stacked = Tables(torch.cat([tables.entity for tables in begun]), torch.cat([tables.relation for tables in begun]))
-    fit = Fit(first, graphs, tables=stacked, device=device)
-    fit.published.differ([cell.settings.seed for cell in cells], [cell.settings.privacy for cell in cells])
+    fit = begun_together([cell.settings for cell in cells], [with_marks(cell, graph) for cell in cells], device)
     for epoch in range(first.training.epochs):
         losses = fit.epoch().loss
         events.append([{"event": "epoch", "loss": [loss], "published_accounting": [fit.published.accounted(party)]}
