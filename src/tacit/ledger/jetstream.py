@@ -4,9 +4,9 @@ A record is one message of the stream, and its place is the number that the stre
 one, and a number that is left out was deleted. Several at once are one batch of the server's, which stands whole or not
 at all. Whatever is sent carries a number of its own, so that what is sent again because no answer came stands once.
 
-The broker keeps bytes, and is believed nothing: records are verified by who reads them, weights by their address. It can
-hold things back; it cannot change them unnoticed. Both streams are made so that nothing can be deleted by the server's
-interface. That is a guard against mistakes: whoever has the broker's disk can do anything, and is found out.
+The broker keeps bytes, and is believed nothing: records are verified by who reads them, weights by their address. It
+can hold things back; it cannot change them unnoticed. Both streams are made so that nothing can be deleted by the
+server's interface. That is a guard against mistakes: whoever has the broker's disk can do anything, and is found out.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Remote(Line):
                 if error.code != 10059:
                     raise
                 raise TacitError(
-                    f"There is no ledger {self.name!r} at the broker {self.address}. tacit ledger init --log begins one."
+                    f"There is no ledger {self.name!r} at the broker {self.address}. Look at the name; tacit ledger "
+                    "init --log begins one."
                 ) from None
             config = found.get("config")
             config = config if isinstance(config, dict) else {}
@@ -167,8 +168,8 @@ class Remote(Line):
                 has = config.get(key, False if value is False else None)  # older servers do not know of all
                 if has != value:
                     raise BadInput(
-                        f"{self.place}: the stream {stream} has {key} = {has!r}, where a ledger has {value!r}: it could "
-                        "forget records, or cannot be read. Ask whoever runs the broker."
+                        f"{self.place}: the stream {stream} has {key} = {has!r}, where a ledger has {value!r}: it "
+                        "could forget records, or cannot be read. Ask whoever runs the broker."
                     )
             self.replicas = int(config.get("num_replicas", 1))
 
