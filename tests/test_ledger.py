@@ -9,6 +9,7 @@ import multiprocessing
 import shutil
 import sqlite3
 import struct
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
+from ledgers import known
 from tacit import train
 from tacit.cli import app
 from tacit.clinic import clinic
@@ -38,12 +39,6 @@ from tacit.ledger.record import LARGEST, PURPOSE, Beacon, Claim, Genesis, Model,
 from tacit.privacy.events import Gaussian, Sampled, Segment
 from tacit.tensors import load_tensors, parse_tensors, save_tensors
 from test_cli import tacit
-
-
-def known(name):
-    """The same key in every process: it shows in the names of cases."""
-    return Identity(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))
-
 
 WHO = [known(f"provider-{n}") for n in range(6)]
 STRANGER = known("stranger")
@@ -698,12 +693,75 @@ def test_nobody_judges_an_update_of_his_own():
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_keeps_the_order_and_is_only_added_to(tmp_path):
-    log = SqliteLog(tmp_path / "log", create=True)
-    assert list(log.read()) == []
-    assert log.append([("a", b"1"), ("b", b"2")]) == 0
-    assert SqliteLog(tmp_path / "log").append([("a", b"1")]) == 2
-    assert [(each.position, each.name, each.data) for each in log.read(1)] == [(1, "b", b"2"), (2, "a", b"1")]
+@contextlib.contextmanager
+def at_broker(folder):
+    """A function that makes a connection of somebody's to a ledger that has not begun."""
+    pytest.importorskip("nats", reason="the extra nats is not installed")
+    from ledgers import Operated, roster
+    from tacit.ledger.jetstream import Remote
+
+    with contextlib.ExitStack() as open_, Operated(folder / "broker", roster(), "drugs") as broker:
+
+        def connect(n=0):
+            found = open_.enter_context(Remote(broker.place, WHO[n], ca=broker.ca))
+            found.make()
+            return found
+
+        yield broker, connect
+
+
+@contextlib.contextmanager
+def sqlite_logs(folder):
+    SqliteLog(folder / "log", create=True)
+    yield lambda n=0: SqliteLog(folder / "log")
+
+
+@contextlib.contextmanager
+def stream_logs(folder):
+    with at_broker(folder) as (_, connect):
+        yield lambda n=0: connect(n).log
+
+
+LOGS = {"sqlite": sqlite_logs, "jetstream": stream_logs}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_every_log_keeps_the_order_and_adds_all_or_nothing(tmp_path, kind):
+    with LOGS[kind](tmp_path) as opened:
+        log, other = opened(0), opened(1)
+        assert list(log.read()) == list(log.read(7)) == []
+        assert log.append([("a", b"1"), ("b", b"2")]) == 0
+        assert other.append([("a", b"1")]) == 2  # the same again is another entry
+        assert log.append([]) == 3
+        assert other.append([("", b"")]) == 3
+        shown = [(each.position, each.name, each.data) for each in other.read(1)]
+        assert shown == [(1, "b", b"2"), (2, "a", b"1"), (3, "", b"")]
+        with pytest.raises(TacitError):
+            log.append([("c", b"3"), ("d", None), ("e", b"5")])
+        assert list(log.read(4)) == []
+        many = [(f"n{n}", bytes((n % 256,)) * (n % 90)) for n in range(700)]
+        assert log.append(many) == 4
+        assert [(each.name, each.data) for each in other.read(4)] == many
+        assert [each.position for each in log.read()] == list(range(704))
+
+        def write(log, tag):
+            for n in range(15):
+                log.append([(f"{tag}{n}", b"x"), (f"{tag}{n}'", b"y")])
+
+        threads = [threading.Thread(target=write, args=each) for each in ((log, "l"), (other, "o"))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(120)
+        found = list(log.read(704))
+        assert found == list(other.read(704))
+        assert [each.position for each in found] == list(range(704, 764))
+        for first, second in zip(found[::2], found[1::2], strict=True):
+            assert second.name == first.name + "'"  # what was added at once stands together
+
+
+def test_a_log_in_a_file_is_only_added_to(tmp_path):
+    SqliteLog(tmp_path / "log", create=True).append([("a", b"1")])
     with sqlite3.connect(tmp_path / "log") as base:
         for words in ("DELETE FROM entries", "UPDATE entries SET data = x'00'"):
             with pytest.raises(sqlite3.DatabaseError, match="only added to"):
@@ -766,22 +824,54 @@ def test_a_log_cut_short_while_it_was_written_is_as_before(ledger):
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_given_as_they_were_put_or_not_at_all(tmp_path):
-    blobs = BlobFolder(tmp_path)
-    cid = blobs.put(b"hello")
-    assert blobs.put(b"hello") == cid == CID.of(b"hello")
-    assert blobs.get(cid, 5) == b"hello"
-    assert list(blobs) == [str(cid)]
-    with pytest.raises(Refused, match="more than 4 bytes"):
-        blobs.get(cid, 4)
-    with pytest.raises(Withheld, match="ask their provider"):
-        blobs.get(CID.of(b"other"), 5)
-    [path] = tmp_path.glob("??/*")
-    path.write_bytes(b"hallo")
-    with pytest.raises(Refused, match="holds other bytes"):
-        blobs.get(cid, 5)
-    assert blobs.put(b"hello") == cid  # and is mended
-    assert blobs.get(cid, 5) == b"hello"
+@contextlib.contextmanager
+def folder_blobs(folder):
+    def spoil(data, other):
+        [path] = [path for path in folder.glob("??/*") if path.read_bytes() == data]
+        path.unlink() if other is None else path.write_bytes(other)
+
+    yield BlobFolder(folder), spoil
+
+
+@contextlib.contextmanager
+def stream_blobs(folder):
+    with at_broker(folder) as (broker, connect):
+        from ledgers import rewrite
+        from tacit.ledger.jetstream import blob_stream
+
+        def spoil(data, other):
+            def change(number, subject, headers, there):
+                if other is None:
+                    return None
+                return headers, other if there == data else there
+
+            rewrite(broker, blob_stream("drugs"), change)
+
+        yield connect().blobs, spoil
+
+
+BLOBS = {"folder": folder_blobs, "object store": stream_blobs}
+
+
+@pytest.mark.parametrize("kind", BLOBS)
+def test_weights_are_given_as_they_were_put_or_not_at_all(tmp_path, kind):
+    with BLOBS[kind](tmp_path) as (blobs, spoil):
+        cid = blobs.put(b"hello")
+        assert blobs.put(b"hello") == cid == CID.of(b"hello")
+        assert blobs.get(cid, 5) == blobs.get(cid, 500) == b"hello"
+        assert blobs.get(blobs.put(b""), 0) == b""
+        with pytest.raises(Refused, match="more than 4 bytes"):
+            blobs.get(cid, 4)
+        with pytest.raises(Withheld, match="ask their provider"):
+            blobs.get(CID.of(b"other"), 5)
+        spoil(b"hello", b"hallo")
+        with pytest.raises(Refused, match="other bytes"):
+            blobs.get(cid, 5)
+        assert blobs.put(b"hello") == cid  # and is mended
+        assert blobs.get(cid, 5) == b"hello"
+        spoil(b"hello", None)
+        with pytest.raises(Withheld):
+            blobs.get(cid, 5)
 
 
 def test_rows_are_checked_before_anybody_uses_them():
@@ -864,18 +954,18 @@ def test_reading_on_comes_to_the_same_as_reading_from_the_beginning(ledger):
 
 def test_every_stored_record_that_is_changed_is_found_named_and_ignored(ledger, tmp_path):
     for position in range(1, len(ledger)):
-        for known in (True, False):  # by a reader who has seen it before, and by one who has not
-            copy = tmp_path / f"copy-{position}-{known}"
+        for before in (True, False):  # by a reader who has seen it before, and by one who has not
+            copy = tmp_path / f"copy-{position}-{before}"
             shutil.copytree(ledger.folder, copy)
-            if not known:
+            if not before:
                 (copy / "seen").unlink()
             there = entry(ledger, position)
             changed = there.data[:-1] + bytes((there.data[-1] ^ 1,))
-            tamper(Ledger.load(copy) if known else _unread(copy), "UPDATE entries SET data = ? WHERE position = ?",
+            tamper(Ledger.load(copy) if before else _unread(copy), "UPDATE entries SET data = ? WHERE position = ?",
                    changed, position)  # fmt: skip
             found = Ledger.load(copy)
             assert f"record {position} ({there.name})" == found.faults[0].where
-            assert ("history was rewritten" if known else "holds other bytes") in found.faults[0].reason
+            assert ("history was rewritten" if before else "holds other bytes") in found.faults[0].reason
             assert CID.parse(there.name) not in found.dag
             assert len(found.dag) == position  # what came after was built on it
             assert [fault.where for fault in found.verify().faults[: len(found.faults)]] == [

@@ -256,7 +256,6 @@ def ledger_follow(
     """
     from tacit.federation.letters import Away
     from tacit.ledger.ledger import Fault, News
-    from tacit.ledger.record import Record, Update
 
     waiting: list[News] = []
     with _open(folder, key, tell=None if new else waiting.append) as opened:
@@ -276,9 +275,9 @@ def ledger_follow(
                     if shown == until:
                         break
                     tell(news)
-                    found = news.found
-                    fetched = weights and isinstance(found, Record) and isinstance(found.body, Update)
-                    if fetched and (fault := opened.fault_of(found.cid)):
+                    if not weights or isinstance(news.found, Fault) or news.found.cid not in opened.dag.nodes:
+                        continue
+                    if fault := opened.fault_of(news.found.cid):
                         tell(News(news.position, fault))
                 waiting.clear()
                 if shown == until or opened.rewritten or (end is not None and time.monotonic() >= end):

@@ -51,6 +51,8 @@ VERSIONS = 16
 """How many entries of the object store under one address are looked at: whoever may write can add worthless ones."""
 ANSWER, TRANSFER = 5.0, 30.0
 """Seconds that the broker has for an answer, and for confirming or bringing a piece of weights."""
+FULL = 10023, 10047
+"""The server's numbers for a disk that is full."""
 LAG = 5.0
 """Seconds that another server of a cluster may be behind the one that confirms."""
 AGAIN = 600
@@ -188,7 +190,7 @@ class Remote(Line):
             except Broken as broken:
                 if self._loop.time() > until:
                     why = broken.__cause__
-                    told = "it keeps no streams now" if type(why).__name__ == "NoRespondersError" else "no answer came"
+                    told = str(why) if isinstance(why, Broken) else "no answer came, or it keeps no streams"
                     raise Away(f"{undone}: the broker {self.address} is there, but {told}.") from None
 
     # -- the server's interface; in the connection's thread ------------------------------------------------------------
@@ -210,7 +212,7 @@ class Remote(Line):
             code, about, number = fault.get("code"), str(fault.get("description")), int(fault.get("err_code", 0))
         except (ValueError, AttributeError, TypeError, RecursionError):
             raise Refused(f"{self.place}: whoever answers there is no NATS server with streams.") from None
-        if code == 503:  # not for now: a cluster without a leader, a server that is starting
+        if code == 503 and number not in FULL:  # not for now: a cluster without a leader, a server that is starting
             raise Broken(about)
         if fault:
             raise Declined(f"{self.place}: the broker refuses this: {about}.", number)
@@ -328,7 +330,9 @@ class StreamLog:
             ) from None
 
     def _append(self, entries: Sequence[tuple[str, bytes]], more: dict[str, str]) -> int:
-        for name, _ in entries:
+        for name, data in entries:
+            if not isinstance(data, bytes):
+                raise BadValue(f"a log keeps bytes; not {excerpt(repr(data))}")
             if not name.isascii() or not name.isprintable() or name != name.strip():
                 raise BadValue(f"a name in a log is plain text of ASCII letters; not {excerpt(name)}")
         if len(entries) > AT_ONCE:
@@ -404,7 +408,10 @@ class ObjectBlobs:
                     remote.put(client, way, piece, {"Nats-Msg-Id": f"{own}.{at + n}"}, TRANSFER)
                     for n, piece in enumerate(pieces[at : at + IN_FLIGHT])
                 ]  # fmt: skip
-                numbers += await asyncio.gather(*sent)
+                for each in await asyncio.gather(*sent, return_exceptions=True):  # none goes on behind our back
+                    if isinstance(each, BaseException):
+                        raise each
+                    numbers.append(each)
             if numbers != sorted(numbers) or await remote.count(client, self._stream, way) != len(pieces):
                 raise Broken("pieces came out of order, or somebody put others between them")
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
