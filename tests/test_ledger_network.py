@@ -640,7 +640,7 @@ def test_a_cluster_keeps_a_ledger_while_one_of_its_servers_is_killed(tmp_path):
 
 
 def test_brokers_that_cannot_be(tmp_path):
-    with pytest.raises(BadValue, match="a ledger's address"):
+    with pytest.raises(BadValue, match="a ledger's name at a broker"):
         LedgerBroker(tmp_path / "b", roster(), "a b")
     with pytest.raises(BadValue, match="above 0"):
         LedgerBroker(tmp_path / "b", roster(), "a", room=0)

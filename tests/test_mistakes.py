@@ -297,7 +297,7 @@ WRONG = {
     },
     "ledger serve": {
         "new drugs --roster binary.tsv": "is no roster",
-        "new a/b --roster roster.json": "with the ledger's name of letters",
+        "new a/b --roster roster.json": "a ledger's name at a broker has letters",
         "new drugs --roster roster.json --listen nonsense": "--listen is an address and a port",
         "new drugs --roster roster.json --listen 0.0.0.0:4222": "needs the names by which",
         "new drugs --roster roster.json --room -1": "--room is a number of GB above 0",

@@ -503,7 +503,11 @@ class LedgerBroker(Broker):
         hosts: Sequence[str] = (),
         plain: bool = False,
     ):
-        split_address(f"tls://x:1/{name}")
+        if not NAME.fullmatch(name):
+            raise BadValue(
+                "a ledger's name at a broker has letters, digits, dashes and underscores, 64 at most; not "
+                f"{excerpt(name)}"
+            )
         if room is not None and room < 1:
             raise BadValue(f"room on a disk is a number of bytes above 0; not {room}")
         self.room = room
