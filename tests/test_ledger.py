@@ -35,7 +35,7 @@ from tacit.ledger.committee import Committee, chain, drawn, own_number
 from tacit.ledger.dag import Dag
 from tacit.ledger.ledger import WIDTH, Ledger, claim_of
 from tacit.ledger.log import MARK, SqliteLog
-from tacit.ledger.record import LARGEST, PURPOSE, Beacon, Claim, Genesis, Model, Record, Update, Verdict
+from tacit.ledger.record import LARGEST, PURPOSE, Beacon, Claim, Genesis, Model, Record, Revocation, Update, Verdict
 from tacit.privacy.events import Gaussian, Sampled, Segment
 from tacit.tensors import load_tensors, parse_tensors, save_tensors
 from test_cli import tacit
@@ -222,6 +222,7 @@ BODIES = [
     SOME.body,
     Beacon(MODEL.cid, 3, bytes(32)),
     Verdict(MODEL.cid, 2, (SOME.cid,), ((GENESIS.cid, "too far from the others"),)),
+    Revocation(GENESIS.cid, bytes(32)),
 ]
 
 
@@ -384,6 +385,38 @@ def test_a_ledger_begins_with_its_genesis():
     dag.add(anybody)
     dag.add(Record.sign(Identity.new("newcomer"), Model(anybody.cid, "m", entity=1, relation=1)))
     assert len(dag.branch("m").nodes) == 0
+
+
+def test_a_revoked_key_is_refused_from_there_on_and_what_it_signed_before_stands():
+    mine = update(WHO[2], [MODEL], 1)
+    dag = filled(mine)
+    for who, key, genesis, reason in (
+        (WHO[3], WHO[2].public, GENESIS.cid, "only who began the ledger may"),
+        (STRANGER, STRANGER.public, GENESIS.cid, "not admitted"),
+        (WHO[0], STRANGER.public, GENESIS.cid, "never admitted"),
+        (WHO[0], WHO[2].public, MODEL.cid, "of another ledger"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            dag.add(Record.sign(who, Revocation(genesis, key)).data)
+    assert not dag.revoked
+    dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[2].public)).data)  # by who began it
+    dag.add(Record.sign(WHO[3], Revocation(GENESIS.cid, WHO[3].public)).data)  # by itself
+    for record in (
+        update(WHO[2], [mine], 2),
+        Record.sign(WHO[3], Model(GENESIS.cid, "new", entity=1, relation=1)),
+        Record.sign(WHO[3], Beacon(MODEL.cid, 0, bytes(32))),
+        Record.sign(WHO[2], Revocation(GENESIS.cid, WHO[2].public)),
+    ):
+        with pytest.raises(Refused, match="which was revoked before"):
+            dag.add(record.data)
+    with pytest.raises(Refused, match="revokes a key that was revoked before"):
+        dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[3].public)).data)
+    assert mine.cid in dag.branch("drugs").open_ends
+    dag.add(update(WHO[1], [mine], 2).data)  # and may be built on
+    assert dag.json()["revoked"] == ["provider-2", "provider-3"]
+    dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[0].public)).data)  # whoever began it too, and then nobody
+    with pytest.raises(Refused, match="which was revoked before"):
+        dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[1].public)).data)
 
 
 def test_there_are_no_cycles():
@@ -1248,6 +1281,18 @@ def test_the_commands(tmp_path, monkeypatch):
     assert str(two.cid) in say("show", "ledger", "--json")
     assert "their word" in shown
     assert "epsilon" not in shown
+    lines = [json.loads(line) for line in say("follow", "ledger", "--until", "5", "--weights", "--json").splitlines()]
+    assert [line["kind"] for line in lines] == ["genesis", "model", "model", "update", "update"]
+    assert lines[4]["record"] == str(two.cid)
+    assert lines[4]["privacy"]["releases"] == json.loads(
+        json.dumps([segment.json() for segment in two.update.privacy.releases])
+    )
+    assert say("follow", "ledger", "--new", "--minutes", "0") == ""
+    assert f"4 update of drugs by south: {two.cid}" in say("follow", "ledger", "--minutes", "0.01")
+    assert "only who began the ledger may" in say("revoke", "ledger", "north", "--key", "south.key", code=2)
+    assert "Revoked the key of south" in say("revoke", "ledger", "south", "--key", "north.key")
+    assert "which was revoked" in say("publish", "ledger", "private", "--key", "south.key", "--model", "drugs", code=2)
+    assert "Revoked: south" in say("show", "ledger")
     assert json.loads(say("show", "ledger", "--model", "drugs", "--json"))["models"][0]["tips"] == [str(two.cid)]
     assert say("show", "ledger", "--dot").startswith("digraph ledger {")
     [blob] = (tmp_path / "ledger" / "blobs").glob("??/*")

@@ -295,6 +295,12 @@ WRONG = {
         f"new --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "needs the broker's ca.pem",
         f"taken --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "exists already",
     },
+    "ledger revoke": {
+        "absent --key north.key": "absent: is no ledger",
+        "ledger nobody --key north.key": "There are: north",
+        "ledger north --key south.key": "which is not admitted",
+        "ledger --key north.pub": "It is a public one",
+    },
     "ledger serve": {
         "new drugs --roster binary.tsv": "is no roster",
         "new a/b --roster roster.json": "a ledger's name at a broker has letters",

@@ -329,6 +329,39 @@ def ledger_join(
     show.warn(str(fault) for fault in opened.faults[: show.SHOWN])
 
 
+@ledger.command("revoke")
+def ledger_revoke(
+    folder: Folder,
+    key: Key,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Whose key, by the name in the genesis; of an open ledger its 64 digits. Default: your own."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a key from now on, for ever: your own, or as whoever began the ledger another's.
+
+    What it signed before stands. It cannot be taken back, and a ledger admits no new keys.
+
+    Example:
+      tacit ledger revoke ledger south --key north.key
+    """
+    from tacit.ledger.ledger import Ledger, read_manifest
+    from tacit.ledger.record import Revocation
+
+    read_manifest(folder)
+    who, _ = open_key(key)
+    with Ledger.load(folder, who=who) as opened:
+        lost = who.public if name is None else opened.dag.key(name)
+        record = opened.publish(who, Revocation(opened.genesis, lost))
+    if as_json:
+        print(json.dumps({"record": str(record.cid), "revoked": opened.dag.provider(lost), "head": opened.head}))
+        return
+    show.say(f"Revoked the key of {opened.dag.provider(lost)}: what it signs is refused from record {len(opened)} on.")
+
+
 @ledger.command("serve")
 def ledger_serve(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the broker keeps everything.")],
@@ -434,6 +467,8 @@ def _show(opened: Ledger, branches: list[Branch]) -> None:
         seats = branch.committee.seats.get(branch.committee.batch, ())
         if seats:
             show.say(f"Batch {branch.committee.batch} is reviewed by {', '.join(map(dag.provider, seats))}")
+    if dag.revoked:
+        show.say(f"Revoked: {', '.join(sorted(map(dag.provider, dag.revoked)))}")
     show.say("What providers claim of privacy is their word: nobody can verify it from weights.", "dim")
     show.warn(str(fault) for fault in opened.faults[: show.SHOWN])
 
