@@ -288,16 +288,19 @@ class Remote(Line):
     def _page(self, stream: str, start: int, most: int, subject: str | None) -> list[Message]:
         return self.call(lambda client: self.page(client, stream, start, most, subject))
 
-    def pages(self, stream: str, start: int, subject: str | None = None, most: int = PAGE) -> Iterator[list[Message]]:
+    def pages(
+        self, stream: str, start: int, subject: str | None = None, most: int = PAGE, lag: float = LAG
+    ) -> Iterator[list[Message]]:
         """Everything from a number on up to what is there now. In a cluster, a server that is behind is waited for."""
         end = self.call(lambda client: self.last(client, stream))
-        until = time.monotonic() + (LAG if self.replicas > 1 else 0)
+        lag = lag if self.replicas > 1 else 0.0
+        until = time.monotonic() + lag
         while start <= end:
             found = self._page(stream, start, most, subject)
             if found:
                 start = found[-1].sequence + 1
                 yield found
-                until = time.monotonic() + (LAG if self.replicas > 1 else 0)
+                until = time.monotonic() + lag
             elif time.monotonic() < until:
                 time.sleep(0.1)
             else:  # the rest is of other subjects, or was deleted
@@ -394,8 +397,8 @@ class ObjectBlobs:
     def put(self, data: bytes) -> CID:
         cid, remote = CID.of(data, RAW), self._remote
         with suppress(Withheld, Refused):  # it is not there, or damaged: then it is added anew
-            if self.get(cid, len(data)) == data:
-                return cid
+            self._get(cid, len(data), lag=0.0)
+            return cid
 
         async def add(client: Any) -> None:
             own = os.urandom(16).hex()  # pieces are read in the order in which they came, so a new try is all anew
@@ -426,9 +429,12 @@ class ObjectBlobs:
         return cid
 
     def get(self, cid: CID, largest: int) -> bytes:
+        return self._get(cid, largest, LAG)
+
+    def _get(self, cid: CID, largest: int, lag: float) -> bytes:
         faults: list[TacitError] = []
         looked = 0
-        for page in self._remote.pages(self._stream, 1, self._entry(cid), VERSIONS):
+        for page in self._remote.pages(self._stream, 1, self._entry(cid), VERSIONS, lag):
             for message in page:
                 try:
                     data = self._fetched(cid, message, largest)
