@@ -2,7 +2,8 @@
 
 A broker carries letters; it is trusted with their delivery and with nothing else. Whoever logs in proves to have the
 private key that is enrolled under its name. A party may send to the coordinator and hear from it, and can neither read
-nor write what is another party's. Everybody connects to the broker, and nobody to a party.
+nor write what is another party's. Everybody connects to the broker, and nobody to a party. Where there is no coordinator,
+peers write to each other: each under its own name, and reads what is for it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ def subject(federation: str, way: str, name: str = "*") -> str:
                 "dashes and underscores, 100 at most, a letter or digit first"
             )
     return f"tacit.{federation.replace('.', '=')}.{way}.{name.replace('.', '=')}"
+
+
+def between(federation: str, receiver: str = "*", sender: str = "*") -> str:
+    """Where the letters of one peer to another go, where there is no coordinator."""
+    return f"{subject(federation, 'to', receiver)}.{subject(federation, 'to', sender).rpartition('.')[2]}"
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------
@@ -200,7 +206,7 @@ class Broker:
     roster
         Whose key is whose. Parties that it does not name, or has revoked, are not let in.
     coordinator
-        Who may hear every party and send to each. It has to be on the roster.
+        Who may hear every party and send to each. It has to be on the roster. None: parties write to each other.
     parties
         Who else may log in.
     federation
@@ -218,7 +224,7 @@ class Broker:
         self,
         folder: Path,
         roster: Roster,
-        coordinator: str,
+        coordinator: str | None,
         parties: Sequence[str],
         *,
         federation: str,
@@ -347,9 +353,13 @@ class Broker:
             rights = f"publish: {{ allow: [{json.dumps(publish)}] }}, subscribe: {{ allow: [{json.dumps(subscribe)}] }}"
             return f"    {{ nkey: {nkey_of(self.roster.public(name))}, permissions: {{ {rights} }} }} # {name}"
 
-        users = [user(self.coordinator, subject(self.federation, "down"), subject(self.federation, "up"))]
+        users = []
+        if self.coordinator is not None:
+            users.append(user(self.coordinator, subject(self.federation, "down"), subject(self.federation, "up")))
         for name in dict.fromkeys(self.parties):
             ours = [subject(self.federation, way, name) for way in ("up", "down")]
+            if self.coordinator is None:
+                ours = [between(self.federation, sender=name), between(self.federation, name)]
             if name in self.roster.names:
                 users.append(user(name, *ours))
             else:
