@@ -103,8 +103,8 @@ def serve(
     out = out_path or Path("runs") / plan.settings.name
     if not (out / CONFIG).is_file():  # a place that is taken is refused before a broker is started beside it
         check_free(out, CONFIG)
-    _warn_plain(plain)
-    with ExitStack() as running, _stops_kindly(f"tacit serve {plan_path} ..."):
+    warn_plain(plain)
+    with ExitStack() as running, stops_kindly(f"tacit serve {plan_path} ..."):
         broker: Broker | None = None
         if broker_address is None:
             address, _, port = listen.rpartition(":")
@@ -129,7 +129,7 @@ def serve(
         try:
             coordinator.run()
         except Stopped as error:
-            _give_up(error)
+            give_up(error)
     whole = {split: metrics.json() for split, metrics in coordinator.metrics.items()}
     if as_json:
         print(json.dumps({"out": str(out), "metrics": whole, "best_round": coordinator.patience.best_round,
@@ -189,9 +189,9 @@ def join(
     out = out_path or Path("runs") / plan.settings.name
     with show.busy(f"reading {graph_path}", as_json):
         graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
-    _warn_plain(plain)
+    warn_plain(plain)
     roster.public(coordinator)
-    with ExitStack() as running, _stops_kindly(f"tacit join {plan_path} ..."):
+    with ExitStack() as running, stops_kindly(f"tacit join {plan_path} ..."):
         on_event = running.enter_context(_events(plan, as_json))
         with show.busy("getting ready", as_json):
             try:
@@ -211,7 +211,7 @@ def join(
             attend(one, post, identity, roster, coordinator, patience=patience, linger=STAYS if door else None,
                    knocks=door is None)  # fmt: skip
         except Unheard as error:
-            _give_up(error)
+            give_up(error)
     assert one.run is not None
     found = {split: metrics.json() for split, metrics in one.run.metrics.items()}
     if as_json:
@@ -235,7 +235,7 @@ def _roster(path: Path) -> Roster:
     return Roster.load(path)
 
 
-def _warn_plain(plain: bool) -> None:
+def warn_plain(plain: bool) -> None:
     if plain:
         show.warn_aside("without TLS: whoever sees the network reads all that is sent.")
 
@@ -267,13 +267,13 @@ def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: A
     return look
 
 
-def _give_up(error: TacitError) -> None:
+def give_up(error: TacitError) -> None:
     Console(stderr=True).print(Text.assemble(("stopped: ", "bold yellow"), str(error)), soft_wrap=True)
     raise typer.Exit(TRY_AGAIN)
 
 
 @contextmanager
-def _stops_kindly(again: str) -> Iterator[None]:
+def stops_kindly(again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end it at once, with everything closed; what was saved is whole at any time."""
 
     def stop(number: int, frame: object) -> None:

@@ -2,8 +2,8 @@
 
 A broker carries letters; it is trusted with their delivery and with nothing else. Whoever logs in proves to have the
 private key that is enrolled under its name. A party may send to the coordinator and hear from it, and can neither read
-nor write what is another party's. Everybody connects to the broker, and nobody to a party. Where there is no coordinator,
-peers write to each other: each under its own name, and reads what is for it.
+nor write what is another party's. Everybody connects to the broker, and nobody to a party. Where there is no
+coordinator, peers write to each other: each under its own name, and reads what is for it.
 """
 
 from __future__ import annotations

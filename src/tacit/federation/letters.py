@@ -32,8 +32,8 @@ LARGEST_HEADER = 1 << 24
 SIGNATURE = 64
 KINDS = ("here", "ask", "poke", "answer", "unknown", "bye", "tell")
 """A party knocks (here); a server asks, and reminds of what it asked (poke); a party answers, or says that it does not
-know of it (unknown). bye: the server needs nothing more. Peers say that they are there (here), send sealed messages that
-nobody has to answer (tell), and leave (bye)."""
+know of it (unknown). bye: the server needs nothing more. Peers say that they are there (here), send sealed messages
+that nobody has to answer (tell), and leave (bye)."""
 FIELDS = {"run": str, "life": int, "number": int, "sender": str, "receiver": str, "kind": str, "says": dict,
           "sizes": list}  # fmt: skip
 
