@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,17 +55,18 @@ class Lines:
 
     def __init__(self, path: Path):
         self.path, new = path, not path.exists()
-        self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115 - it stays open
-        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        with open(path, "ab") as file:
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
         if new:
             sync_folder(path.parent)
 
     def add(self, line: Mapping[str, Any], *, sync: bool = True) -> None:
         """A line more; with `sync`, on the disk before this returns."""
-        self._file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
-        self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
+        with open(self.path, "ab") as file:
+            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
         found = []
@@ -78,9 +79,6 @@ class Lines:
                 raise BadInput(f"{self.path}: is damaged.", [Problem(str(self.path), number, excerpt(line), "JSON")])
             found.append(values)
         return found
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Journal:
@@ -137,10 +135,6 @@ class Journal:
         for note in peer.history[self._told :]:
             self._history.add(note, sync=False)
         self._told = len(peer.history)
-
-    def close(self) -> None:
-        self._lines.close()
-        self._history.close()
 
     def _write(self, changed: Mapping[str, int]) -> None:
         self._lines.add(changed)
@@ -385,7 +379,6 @@ def keep_meeting(
         history = Lines(private / "history.jsonl")
         for note in meeting.history:
             history.add(note, sync=False)
-        history.close()
         claims = {}
         for name, peer, claim in zip(parties.names, meeting.peers, found, strict=True):
             (private / name).mkdir()

@@ -24,7 +24,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -181,11 +180,9 @@ class Guest:
     def attend(self) -> dict[str, Any]:
         """Meet the others until there is nothing left to do; what came of it."""
         run = self.run
-        with locked(run.path), log_to(run.path), ExitStack() as opened:
+        with locked(run.path), log_to(run.path):
             self.journal = Journal(run.private)
-            opened.callback(self.journal.close)
             self._open_transcript()
-            opened.callback(self._lines.close)
             self.life = self.journal.next_life(int(time.time() * 1000))
             self._started, beat = self.now, -math.inf
             until = self._started + 60 * self.minutes
@@ -403,7 +400,7 @@ class Guest:
             return f"speaks version {says['version']}, and this side version {VERSION}"
         for name, here in self.plan.terms().items():
             if (there := says["terms"].get(name)) != here:
-                return f"means another meeting: {name} is {excerpt(repr(there))} there, and {here!r} here"
+                return f"means another meeting: {name} is {excerpt(str(there))} there, and {excerpt(str(here))} here"
         if says["links"] != _digest(self.links[other.name]):
             return "has other links than there are here"
         return ""
