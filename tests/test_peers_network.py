@@ -370,7 +370,8 @@ def test_a_peer_that_is_killed_in_a_handshake_comes_back(scene, tmp_path, role):
     processes["north"].kill()
     processes["north"].wait()
     before = here.counts("north")
-    assert no_raw_row(here.root / "north/run", 0) > 0
+    if role == "client":  # its rows are those that it has just translated
+        assert no_raw_row(here.root / "north/run", 0) > 0
     whole = 60 * (len(set(LONG[0].entities) & set(LONG[1].entities)) + 4)
     cut = {key: rows for key, rows in before.items() if key.startswith(book)}
     assert any(rows < whole for rows in cut.values()), "it was killed before a handshake ended"

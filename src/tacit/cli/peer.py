@@ -42,11 +42,12 @@ from tacit.cli.options import (
 )
 from tacit.errors import BadInput, TacitError
 from tacit.folders import check_free
+from tacit.graph import Graph
 from tacit.parties import Parties
 
 if TYPE_CHECKING:
     from tacit.federation.keys import Roster
-    from tacit.peers.kept import Plan
+    from tacit.peers.kept import PeerRun, Plan
     from tacit.peers.learner import Pairing
     from tacit.settings import Settings
 
@@ -118,8 +119,8 @@ def start(
     mistake, 3 nobody came.
 
     Examples:
-      tacit peer start graph --key north.key --roster roster.json --broker tls://broker:4222 --ca ca.pem --epsilon 4
-      tacit peer start --resume runs/peer --key north.key --roster roster.json --broker tls://broker:4222 --ca ca.pem
+      tacit peer start graph --key north.key --roster roster.json --broker tls://host:4222 --ca ca.pem
+      tacit peer start --resume run --key north.key --roster roster.json --broker tls://host:4222 --ca ca.pem
     """
     local = locals()
     from tacit.federation.keys import Roster
@@ -145,8 +146,7 @@ def start(
         plan = Plan(str(called), names, settings, pairing, "private" if links is None else "links")
         with show.busy(f"reading {graph_path}", as_json):
             graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
-        out = out_path or Path("runs") / settings.name
-        run = _kept(out, plan, identity.name, graph, budget)
+        run = _kept(out_path or Path("runs") / settings.name, plan, identity.name, graph, budget)
     rows = None if links is None else _rows(links, run.plan)
     warn_plain(plain)
 
@@ -161,6 +161,8 @@ def start(
         post = running.enter_context(
             Post(broker, identity, run.plan.meeting, peers=others, ca=ca, plain=plain, patience=10.0)
         )
+        if not run.path.exists():
+            run = PeerRun.create(run.path, run.plan, run.name, run.graph, budget=budget)
         post.patience = 2.0  # from now on: whoever waits for a letter gives up after a while anyway
         limit = math.inf if minutes is None else minutes
         guest = Guest(run, post, identity, roster, links=rows, minutes=limit, wait=wait, keep=keep, on_event=on_event)
@@ -329,14 +331,16 @@ def _rows(path: Path, plan: Plan) -> list[Any]:
     return [(link.party, link.name, link.other, link.other_name, link.kind) for link in link_rows(path, plan.peers)]
 
 
-def _kept(out: Path, plan: Plan, name: str, graph: Any, budget: str | None) -> Any:
-    """The folder of this peer: new, or the one of an earlier process that meant the same."""
+def _kept(out: Path, plan: Plan, name: str, graph: Graph, budget: str | None) -> PeerRun:
+    """The folder of this peer: one that is yet to be made, or that of an earlier process that meant the same."""
     from tacit.peers.kept import PeerRun
     from tacit.run import CONFIG
 
     if not (out / CONFIG).is_file():
         check_free(out, CONFIG)
-        return PeerRun.create(out, plan, name, graph, budget=budget)
+        run = PeerRun(out, plan, name, graph, budget)
+        run.check()
+        return run
     run = PeerRun.open(out)
     if (run.plan, run.name, run.graph, run.budget) != (plan, name, graph, budget):
         raise TacitError(f"{out} holds a peer with other settings, or another graph. Choose another --out; or go on "

@@ -209,23 +209,26 @@ class PeerRun:
         return self.path / PRIVATE
 
     @staticmethod
-    def create(
-        path: Path, plan: Plan, name: str, graph: Graph, *, budget: str | None = None, force: bool = False
-    ) -> PeerRun:
+    def create(path: Path, plan: Plan, name: str, graph: Graph, *, budget: str | None = None) -> PeerRun:
         """A folder that is ready to meet: whole, or not there."""
-        if name not in plan.peers:
-            raise TacitError(f"{name} is none of the peers: {', '.join(plan.peers)}")
-        if budget is not None:
-            _check_budget(plan, budget)
         run = PeerRun(path, plan, name, graph, budget)
-        run.learner({})  # what is wrong with the settings is said now
-        with new_folder(path, CONFIG, force=force) as folder:
+        run.check()
+        with new_folder(path, CONFIG) as folder:
             (folder / PRIVATE).mkdir(mode=0o700)
             (folder / SHAREABLE).mkdir()
             save_graph(folder / PRIVATE / "graph.safetensors", graph)
             write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
             seal(folder, CONFIG, SCHEMA, plan.json() | {"name": name, "budget": budget, "tacit": __version__})
         return run
+
+    def check(self) -> None:
+        """Refuse what could not meet anybody, as far as that can be said before."""
+        if self.name not in self.plan.peers:
+            raise TacitError(f"{self.name} is none of the peers: {', '.join(self.plan.peers)}")
+        if self.budget is not None:
+            _check_budget(self.plan, self.budget)
+        other = next(name for name in self.plan.peers if name != self.name)
+        self.learner({other: Aligned(np.zeros(1, np.int32), np.zeros(0, np.int32))})  # as if one name were shared
 
     @staticmethod
     def open(path: Path) -> PeerRun:
@@ -395,3 +398,15 @@ def keep_meeting(
         about = {"settings": settings.json(), "pairing": asdict(pairing), "alignment": alignment}
         seal(folder, CONFIG, MEETING, about | {"peers": list(parties.names), "tacit": __version__})
     return {"out": str(path), "statement": claims} | results
+
+
+def met_run(path: Path, party: str | None) -> Run:
+    """The rows that one party of a meeting kept, as a run in memory."""
+    found = read_json(path / CONFIG, MEETING, {"peers": list, "settings": dict})
+    if party not in found["peers"]:
+        raise TacitError(f"{path} is a meeting: say whose model is meant, by --party ({', '.join(found['peers'])}).")
+    where, settings = path / PRIVATE / str(party), Settings.make(found["settings"])
+    tensors, _ = load_tensors(where / MODEL)
+    claims = read_json(path / SHAREABLE / "privacy.json", "tacit.meeting-privacy/1", {"peers": dict})["peers"]
+    graph = load_graph(where / "graph.safetensors")
+    return Run.of_model(settings, graph, Model(settings.scorer, Tables.of(tensors)), {}, claims[party])
