@@ -259,6 +259,7 @@ class Learner:
 
     def ready(self) -> None:
         """Do what a first handshake would take long for: train the teachers, if there are any."""
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process takes seconds
         if isinstance(self.votes, GaussianVotes):
             self._shard_tables()
 

@@ -195,12 +195,12 @@ class Peer:
 
     def left(self, other: int, now: float) -> None:
         """Someone went away: what was begun with it is given up. Votes that it had stay counted."""
-        self._serving.pop(other, None)
+        begun = self._serving.pop(other, None) is not None
         if self._asking is not None and self._asking.client == other:
-            self._asking = None
-            self._note(now, "given up", other=other)
+            self._asking, begun = None, True
         if self._hosting is not None and self._hosting.client == other:
-            self._hosting = None
+            self._hosting, begun = None, True
+        if begun:
             self._note(now, "given up", other=other)
 
     def take_job(self) -> Job | None:
