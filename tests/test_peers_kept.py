@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections import deque
 from dataclasses import replace
 
@@ -13,11 +14,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tacit.cli import app
 from tacit.errors import BadInput, TacitError
 from tacit.federation.messages import Message
 from tacit.federation.transcript import Transcript
 from tacit.federation.transport import going
+from tacit.files import write_parties
 from tacit.graph import Graph
 from tacit.parties import given as given_parties
 from tacit.peers import Learner, Meeting, Pairing, Peer
@@ -418,3 +422,31 @@ def test_rows_of_links_are_what_links_are_to_who_has_both_graphs(pairs):
     with pytest.raises(BadInput, match="which is no entity of this graph"):
         by_rows([("nobody", "b1", "entity")], graphs["a"], first=True)
     assert np.array(by_rows([], graphs["a"], first=True).relation).size == 0
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_meeting_by_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_parties(PARTIES, "parties")
+    (tmp_path / "peer.toml").write_text(
+        '[scorer]\ndim = 4\n[training]\nbatch = 32\nepochs = 2\nkernel = "reference"\n'
+        "[pairing]\nretrain = 1\ntrainings = 1\n[pairing.ppat]\nepochs = 1\nhidden = 4\n"
+    )
+    common = ["peer", "meet", "parties", "--config", "peer.toml", "--device", "cpu"]
+    told = CliRunner().invoke(app, [*common, "--mode", "published", "--out", "seen", "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert found["test"].keys() == set(PARTIES.names)
+    assert all(each["epsilon"] is None for each in found["statement"].values())
+    told = CliRunner().invoke(app, [*common, "--epsilon", "3", "--private-names", "--out", "met"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"private, epsilon (3|2\.9\d)", " ".join(told.stdout.split()))
+    name = PARTIES.names[0]
+    told = CliRunner().invoke(app, ["evaluate", "met", "--party", name, "--json"])
+    assert told.exit_code == 0, told.output
+    told = CliRunner().invoke(app, ["predict", "met", "--party", name, "--head", "e00", "--relation", "r0"])
+    assert told.exit_code == 0, told.output
+    told = CliRunner().invoke(app, ["evaluate", "met"])
+    assert "by --party" in str(told.exception)

@@ -191,6 +191,48 @@ def test_who_means_something_else_or_never_comes_is_left_out(tmp_path):
     assert "Nobody came to trial" in str(together(alone)["north"])
 
 
+def test_sound_peers_and_a_host_that_votes(tmp_path):
+    """Two train privately; the third votes, and nothing but votes leaves it: no offer, no row."""
+    mail, found = Mail(), {}
+    quick = {"ppat": PPAT(epochs=1, hidden=8), "retrain": 2, "trainings": 2, "patience": 1, "linger": 0.2, "retry": 0.2}
+    for number, name in enumerate(NAMES):
+        votes = name == "north"
+        pairing = Pairing(validation="none", votes_sigma=9.0 if votes else None, **quick)
+        plan = Plan("trial", NAMES, wanted(private=not votes), pairing)
+        run = PeerRun.create(tmp_path / name, plan, name, PARTIES[number])
+        found[name] = Guest(run, mail.of(name), KEYS[name], ROSTER, keep=True, minutes=2)
+    ends = together(found)
+    for number, name in enumerate(NAMES):
+        said = ends[name]["statement"]
+        assert said["guarantee"] == "differential privacy"
+        assert said["epsilon"] > 0
+        assert (tmp_path / name / "shareable/model.safetensors").exists() == (name != "north")
+        left = {message.kind for message in messages(tmp_path / name) if message.sender == number}
+        rows = {"offer", "generated", "translated"}
+        assert left & rows == (set() if name == "north" else rows)
+    counts = Journal(tmp_path / "north/private").counts
+    assert counts["votes"] == found["north"].peer.learner.votes.votes > 0
+    assert counts["votes"] == sum(rows for key, rows in counts.items() if key.startswith("answered."))
+    assert counts["votes"] <= found["north"].peer.learner.votes.most
+
+
+def test_who_comes_late_takes_part(tmp_path):
+    import threading
+
+    mail = Mail()
+    found = guests(tmp_path, mail, names=("north", "south"), wait=1.5, pairing=replace(QUICK, within=12.0))
+    late = guests(tmp_path, mail, names=("east",), wait=30.0, pairing=replace(QUICK, within=12.0))
+    timer = threading.Timer(4.0, lambda: ends.update(together(late)))
+    ends = {}
+    timer.start()
+    ends |= together(found)
+    timer.join(60)
+    assert all(isinstance(ends.get(name), dict) for name in NAMES), ends
+    assert PeerRun.open(tmp_path / "north").began == ["south"]
+    kinds = {message.kind for message in messages(tmp_path / "east")}
+    assert {"offer", "invite", "generated"} <= kinds
+
+
 def test_links_instead_of_names(tmp_path):
     parties = [ring(24), ring(20), ring(16)]
     links = [("north", f"e{i:02d}", "south", f"e{i:02d}", "entity") for i in range(10)]

@@ -123,7 +123,7 @@ def serve(
             Post(broker_address, identity, plan.settings.name, to=plan.parties, ca=ca, plain=plain)
         )
         letters = Correspondence(post, identity, roster, plan.parties)
-        letters.between = _looking_after(broker, roster_path, roster, letters)
+        letters.between = looking_after(broker, roster_path, roster, letters)
         on_event = running.enter_context(_events(plan, as_json))
         coordinator = Coordinator(plan, out, letters, wait=wait, deadline=deadline, least=least, on_event=on_event)
         try:
@@ -240,8 +240,8 @@ def warn_plain(plain: bool) -> None:
         show.warn_aside("without TLS: whoever sees the network reads all that is sent.")
 
 
-def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any) -> Callable[[], None]:
-    """What a coordinator does now and then: start a broker that has ended, and take a newer roster.
+def looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any) -> Callable[[], None]:
+    """What is done now and then: start a broker that has ended, and give whoever opens letters a newer roster.
 
     A roster that is older, or of another keeper, is not taken.
     """

@@ -9,13 +9,14 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacit.cli import show
 from tacit.cli.keys import open_key
-from tacit.cli.network import CaFile, OwnKey, Plain, RosterFile, give_up, stops_kindly, warn_plain
+from tacit.cli.network import CaFile, OwnKey, Plain, RosterFile, give_up, looking_after, stops_kindly, warn_plain
 from tacit.cli.options import (
     AsJson,
     Assignments,
@@ -87,7 +88,7 @@ def start(
     ] = None,
     mode: Mode = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="Begin nothing new after so long.")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the others before the first training.")] = 60,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the others before the first training.")] = 120,
     out_path: RunOut = None,
     resume: Resume = None,
     config: Config = None,
@@ -166,6 +167,7 @@ def start(
         post.patience = 2.0  # from now on: whoever waits for a letter gives up after a while anyway
         limit = math.inf if minutes is None else minutes
         guest = Guest(run, post, identity, roster, links=rows, minutes=limit, wait=wait, keep=keep, on_event=on_event)
+        guest.between = looking_after(None, roster_path, roster, guest)
         try:
             found = guest.attend()
         except Alone as error:
@@ -217,9 +219,10 @@ def broker(
             print(json.dumps({"address": one.address, "ca": None if one.ca is None else str(one.ca)}), flush=True)
         else:
             show.say(f"Peers meet by: tacit peer start GRAPH --meeting {meeting} --broker {one.address}{needs}")
+        look = looking_after(one, roster_path, roster, SimpleNamespace())
         while time.monotonic() < end:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-            one.revive()
+            look()
 
 
 @peer.command()

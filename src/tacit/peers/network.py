@@ -144,7 +144,7 @@ class Guest:
         *,
         links: Sequence[Row] | None = None,
         minutes: float = math.inf,
-        wait: float = 60.0,
+        wait: float = 120.0,
         keep: bool = False,
         on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     ):
@@ -167,6 +167,8 @@ class Guest:
         self.box = Box(run.name)
         self.peer: Peer | None = None
         self.refused = 0
+        self.between: Callable[[], None] = lambda: None
+        """What is done every second."""
         self.transcript = Transcript(lambda record: keep)
         self._early: list[Message] = []
         self._doing: Doing | None = None
@@ -304,6 +306,7 @@ class Guest:
     # -- letters -------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
+        self.between()
         for other in self.others.values():
             self._greet(other)
 
