@@ -163,7 +163,7 @@ def start(
             Post(broker, identity, run.plan.meeting, peers=others, ca=ca, plain=plain, patience=10.0)
         )
         if not run.path.exists():
-            run = PeerRun.create(run.path, run.plan, run.name, run.graph, budget=budget)
+            run.fill()
         post.patience = 2.0  # from now on: whoever waits for a letter gives up after a while anyway
         limit = math.inf if minutes is None else minutes
         guest = Guest(run, post, identity, roster, links=rows, minutes=limit, wait=wait, keep=keep, on_event=on_event)

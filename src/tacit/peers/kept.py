@@ -199,6 +199,8 @@ class PeerRun:
         """By peer: what of it is used; see `use`."""
         self.began: list[str] | None = None
         """Whom it had something in common with when it began: what votes may cost was fixed then."""
+        self._solved: tuple[Settings, Pairing] | None = None
+        """The same settings with all noise known, which takes a while to find."""
 
     @property
     def number(self) -> int:
@@ -212,35 +214,49 @@ class PeerRun:
     def create(path: Path, plan: Plan, name: str, graph: Graph, *, budget: str | None = None) -> PeerRun:
         """A folder that is ready to meet: whole, or not there."""
         run = PeerRun(path, plan, name, graph, budget)
-        run.check()
-        with new_folder(path, CONFIG) as folder:
-            (folder / PRIVATE).mkdir(mode=0o700)
-            (folder / SHAREABLE).mkdir()
-            save_graph(folder / PRIVATE / "graph.safetensors", graph)
-            write_json(folder / "environment.json", "tacit.environment/1", environment(graph))
-            seal(folder, CONFIG, SCHEMA, plan.json() | {"name": name, "budget": budget, "tacit": __version__})
+        run.fill()
         return run
 
-    def check(self) -> None:
-        """Refuse what could not meet anybody, as far as that can be said before."""
+    def fill(self) -> None:
+        """Make the folder."""
+        settings, pairing = self.check()
+        with new_folder(self.path, CONFIG) as folder:
+            (folder / PRIVATE).mkdir(mode=0o700)
+            (folder / SHAREABLE).mkdir()
+            save_graph(folder / PRIVATE / "graph.safetensors", self.graph)
+            write_json(folder / "environment.json", "tacit.environment/1", environment(self.graph))
+            about: dict[str, Any] = {"name": self.name, "budget": self.budget, "tacit": __version__}
+            about["solved"] = {"settings": settings.json(), "pairing": asdict(pairing)}
+            seal(folder, CONFIG, SCHEMA, self.plan.json() | about)
+
+    def check(self) -> tuple[Settings, Pairing]:
+        """Refuse what could not meet anybody, as far as that can be said before; the settings with all noise known."""
+        if self._solved is not None:
+            return self._solved
         if self.name not in self.plan.peers:
             raise TacitError(f"{self.name} is none of the peers: {', '.join(self.plan.peers)}")
         if self.budget is not None:
             _check_budget(self.plan, self.budget)
         other = next(name for name in self.plan.peers if name != self.name)
-        self.learner({other: Aligned(np.zeros(1, np.int32), np.zeros(0, np.int32))})  # as if one name were shared
+        one = self.learner({other: Aligned(np.zeros(1, np.int32), np.zeros(0, np.int32))})  # as if one name were shared
+        looks = one.look_sigma if one.validation == "paid" else self.plan.pairing.look_sigma
+        self._solved = one.settings, replace(self.plan.pairing, look_sigma=looks)
+        return self._solved
 
     @staticmethod
     def open(path: Path) -> PeerRun:
         """The peer in a folder."""
         if not (path / CONFIG).is_file():
             raise BadInput(f"{path}: is no peer's folder: it has no {CONFIG}.")
-        kinds = {"meeting": str, "peers": list, "settings": dict, "pairing": dict, "alignment": str, "name": str}
+        kinds = {"meeting": str, "peers": list, "settings": dict, "pairing": dict, "alignment": str, "name": str,
+                 "solved": dict}  # fmt: skip
         found = read_json(path / CONFIG, SCHEMA, kinds)
         plan = Plan(found["meeting"], tuple(found["peers"]), Settings.make(found["settings"]),
                     pairing_of(found["pairing"]), found["alignment"])  # fmt: skip
         graph = load_graph(path / PRIVATE / "graph.safetensors")
         run = PeerRun(path, plan, found["name"], graph, found.get("budget"))
+        solved = found["solved"]
+        run._solved = Settings.make(solved["settings"]), pairing_of(solved["pairing"])
         if run._aligned_file.is_file():
             tensors, facts = load_tensors(run._aligned_file)
             run.began = json.loads(facts["began"])
@@ -284,7 +300,8 @@ class PeerRun:
         plan = self.plan
         by_number = {plan.peers.index(name): aligned for name, aligned in used.items() if len(aligned)}
         public = public_triples(self.graph, plan.pairing)
-        return Learner(self.number, self.graph, plan.settings, by_number, plan.pairing, public)
+        settings, pairing = self._solved or (plan.settings, plan.pairing)
+        return Learner(self.number, self.graph, settings, by_number, pairing, public)
 
     # -- what it costs, and what comes of it ---------------------------------------------------------------------------
 
@@ -312,18 +329,20 @@ class PeerRun:
                            "segments": [segment.json() for segment in more]})  # fmt: skip
             write_json(where, "tacit.quotes/1", {"quotes": quotes})
 
-    def state(self, learner: Learner) -> None:
+    def state(self, learner: Learner) -> dict[str, Any]:
         """Say what is guaranteed: fixed before anything leaves."""
-        write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", statement(learner))
+        said = statement(learner)
+        write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", said)
+        return said
 
     def finish(self, learner: Learner) -> dict[str, Any]:
         """The meeting has ended: what the kept rows are worth, what is guaranteed, and rows for others if it is."""
         found = scored(learner.model(), self.graph, learner.settings) if learner.best is not None else None
         scores = None if found is None else asdict(found)
         write_json(self.private / "metrics.json", "tacit.peer-metrics/1", {"test": scores, "valid": learner.score})
-        self.state(learner)
-        share_rows(self.path / SHAREABLE, learner)
-        return {"out": str(self.path), "test": scores, "trained": learner.trained, "statement": statement(learner)}
+        said = self.state(learner)
+        share_rows(self.path / SHAREABLE, learner, said)
+        return {"out": str(self.path), "test": scores, "trained": learner.trained, "statement": said}
 
     def run(self) -> Run:
         """The kept rows as a run in memory, to be asked and exported."""
@@ -336,10 +355,10 @@ class PeerRun:
         return Run.of_model(self.plan.settings, self.graph, model, {}, claim)
 
 
-def share_rows(folder: Path, learner: Learner) -> None:
+def share_rows(folder: Path, learner: Learner, said: Mapping[str, Any]) -> None:
     """Rows for others, if these were trained privately and the guarantee holds; else none."""
     where = folder / MODEL
-    if statement(learner)["epsilon"] is None or not learner.private_rows or learner.best is None:
+    if said["epsilon"] is None or not learner.private_rows or learner.best is None:
         where.unlink(missing_ok=True)
         return
     names = {"entities": "\n".join(learner.graph.entities), "relations": "\n".join(learner.graph.relations)}
@@ -389,7 +408,7 @@ def keep_meeting(
             save_graph(private / name / "graph.safetensors", peer.learner.graph)
             facts = {"schema": "tacit.peer-model/1", "score": json.dumps(peer.learner.score)}
             save_tensors(private / name / MODEL, peer.learner.kept.tensors(), facts)
-            share_rows(folder / SHAREABLE / name, peer.learner)
+            share_rows(folder / SHAREABLE / name, peer.learner, claim)
             claims[name] = claim
         results = {"time": meeting.now, "test": dict(zip(parties.names, scores, strict=True)),
                    "bytes": dict(zip(parties.names, traffic, strict=True))}  # fmt: skip
