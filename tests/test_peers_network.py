@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,6 @@ from tacit.peers.network import Alone, Guest
 from tacit.peers.ppat import PPAT
 from tacit.tensors import load_tensors
 from test_nats import real, until
-from test_network import free_port
 from test_peers import PARTIES, ring, wanted
 
 NAMES = ("north", "south", "east")
@@ -197,7 +197,7 @@ def test_sound_peers_and_a_host_that_votes(tmp_path):
     quick = {"ppat": PPAT(epochs=1, hidden=8), "retrain": 2, "trainings": 2, "patience": 1, "linger": 0.2, "retry": 0.2}
     for number, name in enumerate(NAMES):
         votes = name == "north"
-        pairing = Pairing(validation="none", votes_sigma=9.0 if votes else None, **quick)
+        pairing = Pairing(validation="none", idle="sleep", votes_sigma=9.0 if votes else None, **quick)
         plan = Plan("trial", NAMES, wanted(private=not votes), pairing)
         run = PeerRun.create(tmp_path / name, plan, name, PARTIES[number])
         found[name] = Guest(run, mail.of(name), KEYS[name], ROSTER, keep=True, minutes=2)
@@ -231,6 +231,27 @@ def test_who_comes_late_takes_part(tmp_path):
     assert PeerRun.open(tmp_path / "north").began == ["south"]
     kinds = {message.kind for message in messages(tmp_path / "east")}
     assert {"offer", "invite", "generated"} <= kinds
+
+
+def test_nothing_new_is_begun_when_time_is_up(tmp_path):
+    """The clock of one peer stands at its end after the first training: it keeps that, and leaves."""
+    found = guests(tmp_path, Mail(), pairing=replace(QUICK, trainings=50, patience=50, within=3.0))
+    north = found["north"]
+    tell = north._tell
+
+    def watched(what, **more):
+        if what == "first":
+            north._until = north.now
+        tell(what, **more)
+
+    north._tell = watched
+    for name in ("south", "east"):
+        found[name].minutes = 0.3
+    ends = together(found)
+    assert all(isinstance(end, dict) for end in ends.values()), ends
+    assert north.peer.learner.best is not None
+    history = (tmp_path / "north/private/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["what"] for line in history if "score" in json.loads(line)] == ["first"]
 
 
 def test_links_instead_of_names(tmp_path):
@@ -314,6 +335,12 @@ def check_books(root, *, lossy=False):
 MANY = {"pairing.ppat.epochs": 60, "pairing.ppat.hidden": 8, "pairing.retrain": 2, "pairing.trainings": 4,
         "pairing.patience": 1, "pairing.within": 40, "pairing.linger": 1, "pairing.retry": 1,
         "training.kernel": "reference", "negatives.count": 1}  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 class Scene:

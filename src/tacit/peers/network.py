@@ -174,7 +174,7 @@ class Guest:
         self._doing: Doing | None = None
         self._calm: float | None = None
         self._told = 0
-        self._started = 0.0
+        self._started, self._until = 0.0, math.inf
         self._clock = time.time() - time.monotonic()
 
     # -- from the beginning to the end ---------------------------------------------------------------------------------
@@ -187,16 +187,16 @@ class Guest:
             self._open_transcript()
             self.life = self.journal.next_life(int(time.time() * 1000))
             self._started, beat = self.now, -math.inf
-            until = self._started + 60 * self.minutes
+            self._until = self._started + 60 * self.minutes
             if run.began is not None:
                 self._begin()
-            while not (self._over() or (self._doing is None and self.now >= until)):
+            while not (self._over() or (self._doing is None and self.now >= self._until)):
                 if self.now >= beat + BEAT:
                     beat = self.now
                     self._beat()
                 if self.peer is None and self._all_here(self.now - self._started):
                     self._begin()
-                self._look_after(until)
+                self._look_after()
                 came = self.post.receive(self._pause(beat))
                 if came is not None:
                     self._take(*came)
@@ -261,19 +261,19 @@ class Guest:
         for message in early:
             self._after(self.peer.receive(message, self.now))
 
-    def _look_after(self, until: float) -> None:
+    def _look_after(self) -> None:
         """What is due: a training that has ended, a timer."""
         peer, doing = self.peer, self._doing
         if peer is None:
             return
         if doing is not None and not doing.is_alive():
             self._doing = None
-            self._after(peer.finish(doing.result(), self.now), begin=self.now < until)
+            self._after(peer.finish(doing.result(), self.now))
         if peer.alarm <= self.now:
-            self._after(peer.wake(self.now), begin=self.now < until)
+            self._after(peer.wake(self.now))
 
-    def _after(self, said: Sequence[Message], *, begin: bool = True) -> None:
-        """Write down what was used up; then send what the peer says, and begin what it wants."""
+    def _after(self, said: Sequence[Message]) -> None:
+        """Write down what was used up; then send what the peer says, and begin what it wants, while there is time."""
         peer = self.peer
         assert peer is not None
         self.journal.note(peer)
@@ -282,7 +282,7 @@ class Guest:
         self._told = len(peer.history)
         for message in said:
             self._send(message)
-        if (job := peer.take_job()) is not None and begin:
+        if (job := peer.take_job()) is not None and self.now < self._until:
             self._tell("trains", why=job.what)
             self._doing = Doing(job, peer.learner)
             self._doing.start()
