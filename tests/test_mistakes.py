@@ -24,6 +24,7 @@ KEYS = "--key coordinator.key --roster roster.json"
 NORTH = "--key north.key --roster roster.json"
 OPEN = "--open --model m --entity 4"
 AT = "tls://127.0.0.1:1/x --ca ca.pem"
+LOUD = "--mode published --set pairing.validation=none"
 PLAN = "--n 1000 --batch 100 --delta 1e-5"
 
 # Each command's mistakes: what is typed after it, and what the message has to say.
@@ -169,6 +170,43 @@ WRONG = {
         f"plan.toml graph.tsv {NORTH} --broker tls://127.0.0.1:1 --ca binary.tsv --out o": "no certificate",
         f"plan.toml graph.tsv {KEYS} --broker tls://127.0.0.1:1 --out o": "none of the parties",
         f"plan.toml graph.tsv {NORTH} --broker tls://127.0.0.1:1 --patience -1": "--patience",
+    },
+    "peer start": {
+        f"{NORTH} --broker tls://127.0.0.1:1": "Say what this peer learns",
+        f"absent.tsv {NORTH} --broker tls://127.0.0.1:1 --out o": "absent.tsv: no such file",
+        f"clinic-small {NORTH} --broker tls://127.0.0.1:1 --out o": "one graph is needed here",
+        f"graph.tsv {NORTH} --broker tls://127.0.0.1:1 --mode loud --out o": "not 'loud'",
+        f"graph.tsv {NORTH} --broker tls://127.0.0.1:1 --out o": "set privacy.epsilon",
+        f"graph.tsv {NORTH} --broker tls://127.0.0.1:1 --set pairing.training=1 --out o": "'pairing.trainings'",
+        f"graph.tsv {NORTH} --broker tls://127.0.0.1:1 --peers north --out o": "two peers or more",
+        f"graph.tsv {NORTH} --broker tls://127.0.0.1:1 --peers north,nobody --out o": "There are: coordinator, north",
+        f"graph.tsv {NORTH} {LOUD} --broker tls://127.0.0.1:1 --links graph.tsv --out o": "be used as an alignment",
+        f"graph.tsv {NORTH} {LOUD} --broker nonsense --out o": "not 'nonsense'",
+        f"graph.tsv {NORTH} {LOUD} --broker tls://127.0.0.1:1 --ca binary.tsv --out o": "no certificate",
+        f"graph.tsv {NORTH} {LOUD} --broker tls://127.0.0.1:1 --out taken": "exists already",
+        f"graph.tsv {NORTH} {LOUD} --broker tls://127.0.0.1:1 --out run": "tacit train --resume",
+        f"--resume run {NORTH} --broker tls://127.0.0.1:1": "tacit train --resume",
+        f"--resume taken {NORTH} --broker tls://127.0.0.1:1": "is no peer's folder",
+        f"--resume taken --dim 3 {NORTH} --broker tls://127.0.0.1:1": "dim cannot change it",
+        "graph.tsv --key north.pub --roster roster.json --broker tls://127.0.0.1:1": "It is a public one",
+    },
+    "peer broker": {
+        "--roster absent.json": "absent.json: No such file",
+        "--roster binary.tsv": "is no roster",
+        "--roster roster.json --listen nonsense": "--listen is an address and a port",
+        "--roster roster.json --peers north": "two peers or more",
+        "--roster roster.json --meeting a/b": "cannot be the name of a federation",
+        "--roster roster.json --listen 0.0.0.0:4222": "needs the names by which parties reach it",
+    },
+    "peer meet": {
+        "absent": "absent: no such file or folder",
+        "graph.tsv --out o": "tacit data partition",
+        "clinic-small --mode loud --out o": "not 'loud'",
+        "clinic-small --out o": "set privacy.epsilon",
+        "clinic-small --mode published --set pairing.ppat.shards=3 --out o": "50 shards or more",
+        "clinic-small --mode published --set pairing.virtual=public --out o": "tacit data mark",
+        "clinic-small --config bad.toml --out o": "bad.toml",
+        "clinic-small --out taken": "exists already",
     },
     "reproduce": {
         "nothing": "no such folder here",

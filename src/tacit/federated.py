@@ -767,9 +767,28 @@ def opened(run: Run | FederatedRun | str | Path) -> Run | FederatedRun:
     return FederatedRun.open(run) if is_federation(Path(run)) else Run.open(run)
 
 
+def peer_run(path: Path, party: str | None) -> Run | None:
+    """The kept rows of a peer; None: the folder is none of peers."""
+    try:
+        kind = str(json.loads((path / CONFIG).read_text(encoding="utf-8"))["schema"]).partition("/")[0]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if kind not in ("tacit.peer", "tacit.meeting"):
+        return None
+    from tacit.peers.kept import PeerRun, met_run
+
+    if kind == "tacit.meeting":
+        return met_run(path, party)
+    if party is not None:
+        raise TacitError(f"{path} is one peer's: there are no parties to choose from.")
+    return PeerRun.open(path).run()
+
+
 def open_run(path: str | Path, party: str | None = None) -> Run:
-    """The run in a folder; of a federation's, one party's."""
+    """The run in a folder; of a federation's, or of a meeting's, one party's."""
     path = Path(path)
+    if (found := peer_run(path, party)) is not None:
+        return found
     if not is_federation(path):
         if party is not None:
             raise TacitError(f"{path} is a training of one graph: there are no parties to choose from.")

@@ -23,7 +23,12 @@ PRIVATE = "private"
 """The folder, inside a result, of what its owner keeps."""
 
 
-WRITERS = {"tacit.run": "tacit train", "tacit.federation": "tacit federate", "tacit.tuning": "tacit tune"}
+WRITERS = {
+    "tacit.run": "tacit train",
+    "tacit.federation": "tacit federate",
+    "tacit.tuning": "tacit tune",
+    "tacit.peer": "tacit peer start",
+}
 """Which command writes folders of a kind, and goes on with them."""
 
 

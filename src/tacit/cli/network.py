@@ -127,7 +127,7 @@ def serve(
         try:
             coordinator.run()
         except Stopped as error:
-            _give_up(error)
+            give_up(error)
     whole = {split: metrics.json() for split, metrics in coordinator.metrics.items()}
     if as_json:
         print(json.dumps({"out": str(out), "metrics": whole, "best_round": coordinator.patience.best_round,
@@ -209,7 +209,7 @@ def join(
             attend(one, post, identity, roster, coordinator, patience=patience, linger=STAYS if door else None,
                    knocks=door is None)  # fmt: skip
         except Unheard as error:
-            _give_up(error)
+            give_up(error)
     assert one.run is not None
     found = {split: metrics.json() for split, metrics in one.run.metrics.items()}
     if as_json:
@@ -274,7 +274,7 @@ def looking_after(broker: Broker | None, path: Path, roster: Roster, letters: An
     return look
 
 
-def _give_up(error: TacitError) -> None:
+def give_up(error: TacitError) -> None:
     Console(stderr=True).print(Text.assemble(("stopped: ", "bold yellow"), str(error)), soft_wrap=True)
     raise typer.Exit(TRY_AGAIN)
 

@@ -51,6 +51,11 @@ def warn(warnings: Any) -> None:
         say("! " + warning, "yellow")
 
 
+def say_aside(text: str) -> None:
+    """What is no result, and may not get in the way of one."""
+    Console(stderr=True).print(Text(text, style="dim"))
+
+
 def warn_aside(warning: str) -> None:
     """A warning that may not get in the way of JSON on the standard output."""
     Console(stderr=True).print(Text("! " + warning, style="yellow"))

@@ -2,7 +2,8 @@
 
 A broker carries letters; it is trusted with their delivery and with nothing else. Whoever logs in proves to have the
 private key that is enrolled under its name. A party may send to the coordinator and hear from it, and can neither read
-nor write what is another party's. Everybody connects to the broker, and nobody to a party.
+nor write what is another party's. Everybody connects to the broker, and nobody to a party. Where there is no
+coordinator, peers write to each other: each under its own name, and reads what is for it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ def subject(federation: str, way: str, name: str = "*") -> str:
 def inbox(name: str) -> str:
     """Where a broker's own answers to somebody go: nobody else may listen there."""
     return f"tacit-inbox.{name.replace('.', '=')}"
+
+
+def between(federation: str, receiver: str = "*", sender: str = "*") -> str:
+    """Where the letters of one peer to another go, where there is no coordinator."""
+    return f"{subject(federation, 'to', receiver)}.{subject(federation, 'to', sender).rpartition('.')[2]}"
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------
@@ -205,7 +211,7 @@ class Broker:
     roster
         Whose key is whose. Parties that it does not name, or has revoked, are not let in.
     coordinator
-        Who may hear every party and send to each. It has to be on the roster.
+        Who may hear every party and send to each. It has to be on the roster. None: parties write to each other.
     parties
         Who else may log in.
     federation
@@ -386,11 +392,14 @@ class Broker:
 
     def _users(self) -> list[str]:
         """Who may log in, and what each may do."""
-        assert self.coordinator is not None
-        down, up = (subject(self.federation, way) for way in ("down", "up"))
-        users = [self._user(self.coordinator, [down], [up])]
+        users = []
+        if self.coordinator is not None:
+            down, up = (subject(self.federation, way) for way in ("down", "up"))
+            users.append(self._user(self.coordinator, [down], [up]))
         for name in dict.fromkeys(self.parties):
             ours = [[subject(self.federation, way, name)] for way in ("up", "down")]
+            if self.coordinator is None:
+                ours = [[between(self.federation, sender=name)], [between(self.federation, name)]]
             if name in self.roster.names:
                 users.append(self._user(name, *ours))
             else:

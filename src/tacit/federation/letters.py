@@ -5,6 +5,8 @@
 The header is JSON with sorted keys and no blanks. Whoever carries a letter can lose it, keep it back, or bring it once
 more; but not change it, and not write one. `run` and `life` tell a letter of another federation, or of a server before
 it was started again, from those of this one: what was said once cannot be said again to another end.
+
+Who carries letters reads them. Peers, who have no server that has to, seal what they send to each other (`Box`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from tacit.errors import TacitError
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import Message, Refused
@@ -22,9 +30,10 @@ from tacit.federation.messages import Message, Refused
 MAGIC, VERSION = b"tacit-letter", 1
 LARGEST_HEADER = 1 << 24
 SIGNATURE = 64
-KINDS = ("here", "ask", "poke", "answer", "unknown", "bye")
+KINDS = ("here", "ask", "poke", "answer", "unknown", "bye", "tell")
 """A party knocks (here); a server asks, and reminds of what it asked (poke); a party answers, or says that it does not
-know of it (unknown). bye: the server needs nothing more."""
+know of it (unknown). bye: the server needs nothing more. Peers say that they are there (here), send sealed messages
+that nobody has to answer (tell), and leave (bye)."""
 FIELDS = {"run": str, "life": int, "number": int, "sender": str, "receiver": str, "kind": str, "says": dict,
           "sizes": list}  # fmt: skip
 
@@ -91,3 +100,36 @@ class Letter:
     def decoded(self) -> list[Message]:
         """Its messages."""
         return [Message.decode(message) for message in self.messages]
+
+
+class Box:
+    """What one process seals for others, and they for it: by an X25519 key of its own that it forgets at its end.
+
+    Each tells the other its `public` key in a signed letter. A sealed message can be opened by that process alone: not
+    by who carries it, not later, and not by the same peer after it was started again, to whom it would be of another
+    time.
+    """
+
+    def __init__(self, name: str):
+        self.name, self._key = name, X25519PrivateKey.generate()
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def seal(self, to: str, public: bytes, number: int, message: bytes) -> bytes:
+        """A message to who has this public key; `number`: never used twice for the same receiver."""
+        return self._cipher(public, self.name, to).encrypt(number.to_bytes(12, "big"), message, None)
+
+    def open(self, sender: str, public: bytes, number: int, sealed: bytes) -> bytes:
+        """What `sender` sealed for this process."""
+        try:
+            return self._cipher(public, sender, self.name).decrypt(number.to_bytes(12, "big"), sealed, None)
+        except InvalidTag:
+            raise Refused("a message that was not sealed for this process, or was changed") from None
+
+    def _cipher(self, public: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
+        try:
+            shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise Refused("a key that nothing can be sealed with") from None
+        ends = sorted([public, self.public])
+        info = b"\0".join([b"tacit/box", sender.encode(), receiver.encode(), *ends])
+        return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, None, info).derive(shared))

@@ -1,4 +1,4 @@
-"""Letters between a coordinator and its parties by way of a broker, over TLS, with calls that block.
+"""Letters between a coordinator and its parties, or between peers, by way of a broker, over TLS, with calls that block.
 
 A letter is bytes, and larger ones travel in pieces. Nothing here says whether a letter is genuine or was answered:
 whoever sends one signs it, and sends it again until there is an answer. The broker vouches only for the subject that a
@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tacit.errors import BadValue, TacitError, excerpt
-from tacit.federation.broker import inbox, nkey_of, subject
+from tacit.federation.broker import between, inbox, nkey_of, subject
 from tacit.federation.keys import Identity, fingerprint
 from tacit.federation.letters import Away
 
@@ -449,6 +449,8 @@ class Post(Line):
         Its name, as the broker has it.
     to
         Of the coordinator: the parties. Letters of others are dropped. Of a party: None.
+    peers
+        Where there is no coordinator: the others, to whom letters go and of whom they are taken.
     ca
         The broker's ca.pem. Whoever has no certificate of it is not the broker, whatever else vouches for him.
     plain
@@ -470,7 +472,8 @@ class Post(Line):
         identity: Identity,
         federation: str,
         *,
-        to: Sequence[str] | None,
+        to: Sequence[str] | None = None,
+        peers: Sequence[str] | None = None,
         ca: Path | None = None,
         plain: bool = False,
         largest: int = LARGEST,
@@ -480,8 +483,13 @@ class Post(Line):
         self.federation = federation
         self.sent_bytes = self.received_bytes = self._strays = 0
         self._largest = largest
-        if to is None:
-            self._ways: dict[str | None, str] = {None: subject(federation, "up", identity.name)}
+        self._ways: dict[str | None, str]
+        if peers is not None:
+            self._ways = {name: between(federation, name, identity.name) for name in peers}
+            self._listens = between(federation, identity.name)
+            self._senders = {between(federation, identity.name, name): name for name in peers}
+        elif to is None:
+            self._ways = {None: subject(federation, "up", identity.name)}
             self._listens = subject(federation, "down", identity.name)
             self._senders = {self._listens: ""}
         else:

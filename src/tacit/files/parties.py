@@ -162,18 +162,43 @@ def read_links(
     return tuple(dict.fromkeys(links))
 
 
-def _link(fields: Sequence[str], graphs: Mapping[str, Graph]) -> Link:
+def link_rows(path: str | PathLike[str], parties: Sequence[str]) -> tuple[Link, ...]:
+    """Rows of party, name, party, name[, kind] between these parties, whose graphs are elsewhere."""
+    problems, links = [], []
+    for number, text in text_lines(Path(path)):
+        fields = text.split("\t")
+        if fields[:2] == ["party", "name"] and number == 1:
+            continue
+        try:
+            link = _row(fields)
+            if unknown := {link.party, link.other} - set(parties):
+                raise ValueError(f"the party {excerpt(min(unknown))}, which is none of {', '.join(parties)}")
+            links.append(link)
+        except ValueError as error:
+            expected = "party, name, party, name and maybe entity or relation, separated by tabs"
+            problems.append(Problem(str(path), number, str(error), expected))
+    if problems:
+        raise BadInput(f"{path}: {len(problems):,} rows cannot be used as an alignment.", problems)
+    return tuple(dict.fromkeys(links))
+
+
+def _row(fields: Sequence[str]) -> Link:
     if len(fields) not in (4, 5):
         raise ValueError(f"{len(fields)} columns")
     kind = fields[4] if len(fields) == 5 else "entity"
     if kind not in ("entity", "relation"):
         raise ValueError(f"the kind {excerpt(kind)}")
-    for party, name in (fields[0:2], fields[2:4]):
-        if fields[0] == fields[2]:
-            raise ValueError(f"{excerpt(party)} twice, where two parties meet")
+    if fields[0] == fields[2]:
+        raise ValueError(f"{excerpt(fields[0])} twice, where two parties meet")
+    return Link(fields[0], fields[1], fields[2], fields[3], "entity" if kind == "entity" else "relation")
+
+
+def _link(fields: Sequence[str], graphs: Mapping[str, Graph]) -> Link:
+    link = _row(fields)
+    for party, name in ((link.party, link.name), (link.other, link.other_name)):
         if party not in graphs:
             raise ValueError(f"the party {excerpt(party)}, which is not given")
-        vocab = graphs[party].entities if kind == "entity" else graphs[party].relations
+        vocab = graphs[party].entities if link.kind == "entity" else graphs[party].relations
         if name not in vocab:
-            raise ValueError(f"{excerpt(name)}, which is no {kind} of {party}")
-    return Link(fields[0], fields[1], fields[2], fields[3], "entity" if kind == "entity" else "relation")
+            raise ValueError(f"{excerpt(name)}, which is no {link.kind} of {party}")
+    return link

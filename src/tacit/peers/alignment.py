@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from tacit.draws import Purpose, Stream
-from tacit.errors import BadValue
+from tacit.errors import BadInput, BadValue, excerpt
 from tacit.federation.messages import Inbox, Message
 from tacit.federation.transcript import Transcript
 from tacit.federation.transport import InProcess
-from tacit.graph import Ids
+from tacit.graph import Graph, Ids
 from tacit.parties import Kind, Parties
 
 KINDS: tuple[Kind, Kind] = ("entity", "relation")
@@ -80,35 +80,90 @@ def by_intersection(parties: Parties, transcript: Transcript, *, domain: bytes =
     return _both_ways(pairs)
 
 
+def by_talk(
+    graph: Graph, ends: tuple[int, int], bounds: Sequence[tuple[int, int]], domain: bytes, *, first: bool, attempt: int
+) -> Generator[Any, Inbox, Aligned]:
+    """One side of an intersection of entities and then of relations; first: that of the lower number, which asks.
+
+    `bounds`: of both sides, for each kind. `attempt` tells messages of this one from those of one that was cut off.
+    """
+    side, found = asking if first else answering, []
+    for kind, bound in zip(KINDS, bounds, strict=True):
+        names = graph.entities if kind == "entity" else graph.relations
+        found.append((yield from side(names, kind, ends, bound, domain, attempt)))
+    return Aligned(*found)
+
+
+def bounds_of(graph: Graph) -> tuple[int, int]:
+    """How many names a graph has, of entities and of relations, as others may know."""
+    return _bound(len(graph.entities)), _bound(len(graph.relations))
+
+
+def by_rows(
+    rows: Sequence[tuple[str, str, Kind]], graph: Graph, *, first: bool, where: str = "the alignment"
+) -> Aligned:
+    """By pairs of names that both sides have a list of: (name of the lower number, of the higher, kind).
+
+    Without the other's graph; the order, and which of several links counts, are those of `by_links`.
+    """
+    found = []
+    for kind in KINDS:
+        vocab = graph.entities if kind == "entity" else graph.relations
+        pairs = sorted({(one, other) for one, other, of in rows if of == kind})
+        taken: tuple[set[str], set[str]] = (set(), set())
+        ids = []
+        for one, other in pairs:
+            if one in taken[0] or other in taken[1]:
+                continue
+            taken[0].add(one)
+            taken[1].add(other)
+            own = one if first else other
+            if own not in vocab:
+                raise BadInput(f"{where}: names {excerpt(own)}, which is no {kind} of this graph.")
+            ids.append(vocab.id(own))
+        found.append(np.array(ids, np.int32))
+    return Aligned(*found)
+
+
 def asking(
-    names: Sequence[str], kind: Kind, ends: tuple[int, int], bounds: tuple[int, int], domain: bytes
+    names: Sequence[str],
+    kind: Kind,
+    ends: tuple[int, int],
+    bounds: tuple[int, int],
+    domain: bytes,
+    attempt: int = 0,
 ) -> Generator[Any, Inbox, Ids]:
     """The side of the peer with the lower number; ends with the ids of its names that the other has."""
     from tacit.federation.sets import Intersection
 
     one, other = ends
     own = Intersection(names, bounds[0], bounds[1], domain + kind.encode())
-    blinded = Message("blinded", 0, 0, one, other, {"part": kind}, {"points": _points(own.blinded())})
-    came = yield [blinded], Inbox("passed", kind, 0, 1, one, {other: bounds[0]})
+    blinded = Message("blinded", attempt, 0, one, other, {"part": kind}, {"points": _points(own.blinded())})
+    came = yield [blinded], Inbox("passed", kind, attempt, 1, one, {other: bounds[0]})
     arrays = came.taken[other].arrays
     passed = own.passed(_bytes(arrays["own"])) if "own" in arrays else b""
-    yield [Message("passed", 0, 2, one, other, {"part": kind}, {"points": _points(passed)})], None
+    yield [Message("passed", attempt, 2, one, other, {"part": kind}, {"points": _points(passed)})], None
     return _ids(own.finished(_bytes(arrays["points"]), passed))
 
 
 def answering(
-    names: Sequence[str], kind: Kind, ends: tuple[int, int], bounds: tuple[int, int], domain: bytes
+    names: Sequence[str],
+    kind: Kind,
+    ends: tuple[int, int],
+    bounds: tuple[int, int],
+    domain: bytes,
+    attempt: int = 0,
 ) -> Generator[Any, Inbox, Ids]:
     """The other side; ends as well with the ids of its names that the first has."""
     from tacit.federation.sets import Intersection
 
     one, other = ends
     own = Intersection(names, bounds[1], bounds[0], domain + kind.encode())
-    came = yield [], Inbox("blinded", kind, 0, 0, other, {one: bounds[0]})
+    came = yield [], Inbox("blinded", kind, attempt, 0, other, {one: bounds[0]})
     theirs = own.passed(_bytes(came.taken[one].arrays["points"]))
     both = {"points": _points(theirs), "own": _points(own.blinded())}
-    said = [Message("passed", 0, 1, other, one, {"part": kind}, both)]
-    came = yield said, Inbox("passed", kind, 0, 2, other, {one: bounds[1]})
+    said = [Message("passed", attempt, 1, other, one, {"part": kind}, both)]
+    came = yield said, Inbox("passed", kind, attempt, 2, other, {one: bounds[1]})
     return _ids(own.finished(_bytes(came.taken[one].arrays["points"]), theirs))
 
 

@@ -34,7 +34,7 @@ from tacit.privacy.privatizers import Sound
 from tacit.privacy.schedule import exact_sum, reciprocal_ranks, unrestricted
 from tacit.privacy.steps import content, count_units, public_numbers
 from tacit.settings import Settings
-from tacit.training import Diverged, Fit
+from tacit.training import Diverged, Fit, chosen_device
 
 Tensor = Any
 
@@ -199,8 +199,9 @@ class Learner:
         The tables that are kept, and how good they are.
     epochs
         All epochs that it may ever train.
-    trained, looks
-        How many trainings after the first were begun, and how often validation was paid for.
+    trained, looks, again
+        How many trainings after the first were begun, how often validation was paid for, and how often the first
+        training was begun again, after its process was killed.
     """
 
     def __init__(
@@ -218,7 +219,9 @@ class Learner:
         self.epochs = settings.training.epochs + pairing.trainings * pairing.retrain
         self.settings = self._solved(settings)
         self.widths = vector_widths(settings.scorer, settings.dim)
-        self.trained = self.looks = 0
+        self.device = torch.device(chosen_device(settings.training.device))
+        self.trained = self.looks = self.again = 0
+        self._taken = (0, 0)
         self.best: Tables | None = None
         self.score: float | None = None
         self._started = False
@@ -247,6 +250,41 @@ class Learner:
         """A seed, of its own each time."""
         upper, lower = self.stream(use).words(2).tolist()
         return int(upper << 31 | lower >> 1)
+
+    def join(self, other: int, aligned: Aligned) -> bool:
+        """Someone comes later; False: what votes may cost was fixed without it, so there are none for it."""
+        if not self.leaves and not isinstance(self.votes, GaussianVotes):
+            return False
+        self.aligned[other] = aligned
+        return True
+
+    def ready(self) -> None:
+        """Do what a first handshake would take long for: train the teachers, if there are any."""
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process takes seconds
+        if isinstance(self.votes, GaussianVotes):
+            self._shard_tables()
+
+    # -- what outlives a process ---------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """What was used up: trainings, votes, draws."""
+        votes = self.votes
+        found = {"started": int(self._started), "again": self.again, "trained": self.trained}
+        found |= {"steps": self._taken[0], "epochs": self._taken[1]}
+        found |= {"votes": votes.votes if votes else 0, "batches": votes.batches if votes else 0}
+        return found | {f"drawn.{use}": drawn for use, drawn in self._drawn.items()}
+
+    def restore(self, counts: Mapping[str, int], tables: Tables | None, score: float | None) -> None:
+        """Go on after a process was killed. A training that it had begun is paid for, with its look at validation."""
+        self._started, self.again, self.trained = bool(counts["started"]), counts["again"], counts["trained"]
+        self.looks = counts["started"] + self.again + self.trained
+        if self.votes is not None:
+            self.votes.votes, self.votes.batches = counts["votes"], counts["batches"]
+        self._drawn = {use: counts[f"drawn.{use}"] for use in Use}
+        self._taken = (counts["steps"], counts["epochs"])
+        self.fit.cohort.steps.fill_(self._taken[0])
+        self.fit.cohort.epochs.fill_(self._taken[1])
+        self.best, self.score = None if tables is None else tables.like(lambda tensor: tensor.to(self.device)), score
 
     @property
     def can_train(self) -> bool:
@@ -362,12 +400,13 @@ class Learner:
             _, rates, per_epoch = public_numbers(privacy, [self.graph], self.settings.training.batch)
             first, more = self.settings.training.epochs, self.pairing.retrain
             epochs = self.epochs if reserved else first * self._started + more * self.trained
+            epochs += first * self.again
             train += privacy.segments(rates[0], 0, epochs * per_epoch[0])
         if isinstance(self.votes, GaussianVotes):
             train += self.votes.reserved if reserved else self.votes.spent
         valid: list[Segment] = []
         if self.validation == "paid":
-            looks = self.pairing.trainings + 1 if reserved else self.looks
+            looks = self.pairing.trainings + 1 + self.again if reserved else self.looks
             valid.append(Segment(Gaussian(self.look_sigma), looks))
         return {"train": joined(train), "valid": joined(valid)}
 
@@ -376,6 +415,7 @@ class Learner:
     def begun(self, *, first: bool, triples: int = 0) -> int:
         """Note that a training begins, which pays for it; how many steps it has, with so many further triples."""
         if first:
+            self.again += self._started
             self._started = True
         else:
             self.trained += 1
@@ -402,6 +442,7 @@ class Learner:
         if fit is not own:  # its steps are taken, its further rows forgotten
             self._go_on_from(fit)
         entities, relations = len(self.graph.entities), len(self.graph.relations)
+        self._taken = (int(fit.cohort.steps.max()), int(fit.cohort.epochs.max()))
         now = fit.cohort.tables
         tables = Tables(now.entity[:entities].clone(), now.relation[:relations].clone(),
                         tuple(shared.clone() for shared in now.shared))  # fmt: skip
@@ -411,6 +452,7 @@ class Learner:
         """No draw is made twice: steps and epochs count on, whichever rows they were taken with."""
         self.fit.cohort.steps.copy_(fit.cohort.steps)
         self.fit.cohort.epochs.copy_(fit.cohort.epochs)
+        self._taken = (int(fit.cohort.steps.max()), int(fit.cohort.epochs.max()))
 
     def _extended(self, tables: Tables, virtual: Virtual) -> Fit:
         """A training of the same peer with further entities and relations, which come after its own."""
@@ -467,7 +509,7 @@ class Learner:
         ranks = reciprocal_ranks(model, self._questions, memory)
         if self.validation == "public":
             return float(ranks.mean())
-        if self.looks > self.pairing.trainings:
+        if self.looks > self.pairing.trainings + self.again:
             raise TacitError("no looks at validation triples are left")
         self.looks += 1
         noise = self._secret.normal(Purpose.NOISE_SIGNAL, self.number, self.looks, 1)
@@ -507,8 +549,7 @@ class Learner:
         if len(aligned.relation) and self.widths[1] is None:
             raise TacitError(f"relations of {type(self.settings.scorer).__name__} are no vectors that can be "
                              'translated: set parts = "entities"')  # fmt: skip
-        device = self.fit.device
-        return tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (aligned.entity, aligned.relation))
+        return tuple(torch.from_numpy(x.astype(np.int64)).to(self.device) for x in (aligned.entity, aligned.relation))
 
     def placed(self, other: int, vectors: Tensor, tables: Tables) -> Tables:
         """Tables in which aligned rows begin with these vectors."""
@@ -618,8 +659,8 @@ class Learner:
             places.append((further, place))
         (entity, at), (relation, by) = places
         links = np.stack([at[triples[:, 0]], by[triples[:, 1]], at[triples[:, 2]]], 1)
-        device = self.fit.device
-        return tuple(torch.from_numpy(np.ascontiguousarray(x, np.int64)).to(device) for x in (entity, relation, links))
+        found = (torch.from_numpy(np.ascontiguousarray(x, np.int64)) for x in (entity, relation, links))
+        return tuple(each.to(self.device) for each in found)
 
     def _predicted(self, aligned: Aligned, known: np.ndarray, stream: Stream) -> np.ndarray:
         """Links that the model finds likeliest, from aligned entities to others: made of the rows and nothing else."""

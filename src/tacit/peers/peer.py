@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,6 +37,7 @@ Tensor = Any
 State = Literal["ready", "busy", "sleep"]
 WIDEST = 1 << 14
 """Rows that a client translates into, at most: the matrix is as wide."""
+BOOKS = ("answered", "taught", "told")
 What = Literal["first", "host", "client", "self"]
 
 
@@ -73,6 +74,8 @@ class Hosting:
     at: int = 0
     seen: list[Tensor] = field(default_factory=list)
     best: float = -math.inf
+    last: tuple[Tensor, Message] | None = None
+    """The batch that was answered last, and the answer: the same batch once more has the same answer."""
 
 
 @dataclass
@@ -97,6 +100,10 @@ class Peer:
         Trainings by itself since it last improved.
     refused
         How many messages it did not take.
+    answered, taught, told
+        Its books: rows that it said where to move as a host, by client and handshake; rows that it was told so of as a
+        client, by host and handshake; and how many the host says that it answered, where the two may differ because
+        one of them was killed.
     history
         What it did, and what came of it: for its owner alone.
     """
@@ -105,6 +112,9 @@ class Peer:
         self.learner, self.pairing, self.number = learner, learner.pairing, learner.number
         self.fruitless = self.refused = 0
         self.history: list[dict[str, Any]] = []
+        self.answered: Counter[tuple[int, int]] = Counter()
+        self.taught: Counter[tuple[int, int]] = Counter()
+        self.told: Counter[tuple[int, int]] = Counter()
         self._job: Job | None = None
         self._doing: What | None = None
         self._improved = self._asleep = False
@@ -135,10 +145,63 @@ class Peer:
             due += [at for at, _, _ in self._later] or [self._idle_from]
         return min(due, default=math.inf)
 
+    @property
+    def resting(self) -> bool:
+        """Whether it wants nothing of others, as it may tell them.
+
+        How often it trains by itself depends on its validation: a peer whose rows may not leave rests meanwhile.
+        """
+        if self._hosting or self._asking or self._serving or self._queue or self._later or self._updates:
+            return False
+        if not self.learner.leaves:
+            return self._doing in (None, "self")
+        return self._doing is None and self._asleep and self._idle_from == math.inf
+
     def begin(self) -> list[Message]:
         """Train alone first."""
         self._start("first", self.learner.fit.cohort.tables)
         return []
+
+    def counts(self) -> dict[str, int]:
+        """What has to outlive its process: all that was used up, and its books."""
+        found = self.learner.counts() | {"handshakes": self._handshakes, "fruitless": self.fruitless}
+        for name in BOOKS:
+            found |= {f"{name}.{one}.{number}": rows for (one, number), rows in getattr(self, name).items()}
+        return found
+
+    def resume(self, counts: Mapping[str, int], now: float) -> list[Message]:
+        """Go on after its process was killed: whatever was going on is given up, and what it cost stays paid.
+
+        The learner has been put back already. Others may have missed its offers, so that it makes one again.
+        """
+        self._handshakes, self.fruitless = counts["handshakes"], counts["fruitless"]
+        for name, rows in counts.items():
+            book, *place = name.split(".")
+            if book in BOOKS:
+                getattr(self, book)[int(place[0]), int(place[1])] = rows
+        self._note(now, "resumed")
+        if self.learner.best is None:
+            return self.begin()
+        self._improved, self._idle_from = self.learner.leaves, now + self.pairing.linger
+        return self._next(now)
+
+    def met(self, other: int, now: float) -> list[Message]:
+        """Someone came, or came back: what was begun with it is given up, and it hears that rows are there."""
+        self.left(other, now)
+        said = self._next(now)
+        if self.learner.best is not None and self.learner.leaves:
+            said.append(self._message("offer", other))
+        return said
+
+    def left(self, other: int, now: float) -> None:
+        """Someone went away: what was begun with it is given up. Votes that it had stay counted."""
+        begun = self._serving.pop(other, None) is not None
+        if self._asking is not None and self._asking.client == other:
+            self._asking, begun = None, True
+        if self._hosting is not None and self._hosting.client == other:
+            self._hosting, begun = None, True
+        if begun:
+            self._note(now, "given up", other=other)
 
     def take_job(self) -> Job | None:
         """What is to be done, if there is something new."""
@@ -292,6 +355,11 @@ class Peer:
     def _judged(self, message: Message, now: float) -> list[Message]:
         """A batch of generated rows: say where they should move."""
         hosting = self._hosted(message)
+        if hosting.last is not None and message.round == hosting.at - 1:
+            before, answer = hosting.last
+            if not torch.equal(self._values(message, len(before), message.round), before):
+                raise Refused("another batch in the place of one that was answered")
+            return [answer]
         if hosting.at >= len(hosting.order):
             raise Refused("a batch, where none is expected any more")
         values = self._values(message, len(hosting.order[hosting.at]), hosting.at)
@@ -302,8 +370,11 @@ class Peer:
         hosting.deadline = now + self.pairing.within
         ends = hosting.at % (len(hosting.order) // self.pairing.ppat.passes) == 0
         arrays = {"values": gradient.float().contiguous()}
-        return [self._message("gradient", hosting.client, arrays, round=message.round, handshake=hosting.handshake,
-                              keep=int(ends and self._nearer(hosting)))]  # fmt: skip
+        answer = self._message("gradient", hosting.client, arrays, round=message.round, handshake=hosting.handshake,
+                               keep=int(ends and self._nearer(hosting)))  # fmt: skip
+        hosting.last = (values, answer)
+        self.answered[hosting.client, hosting.handshake] += len(values)
+        return [answer]
 
     def _nearer(self, hosting: Hosting) -> bool:
         """Whether this epoch's rows are nearer to the host's than any before; who may not look keeps the last."""
@@ -345,16 +416,14 @@ class Peer:
         """The rows of a message, looked at."""
         width = self.learner.widths[0]
         inbox = Inbox(message.kind, None, number, 0, self.number, {message.sender: rows}, width)
-        return inbox.take(message).arrays["values"].to(self.learner.fit.device)
+        return inbox.take(message).arrays["values"].to(self.learner.device)
 
     def _virtual(self, message: Message) -> Virtual | None:
         """Neighbours that came with the rows, looked at; None: none are wanted, or none came."""
         if self.pairing.virtual == "none" or not {"entity", "relation", "links"} <= message.arrays.keys():
             return None
         learner, most = self.learner, self.pairing.virtual_most
-        entity, relation, links = (
-            message.arrays[name].to(learner.fit.device) for name in ("entity", "relation", "links")
-        )
+        entity, relation, links = (message.arrays[name].to(learner.device) for name in ("entity", "relation", "links"))
         for rows in (entity, relation):
             if rows.shape[1] != learner.widths[0] or not bool(rows.isfinite().all()):
                 raise Refused("neighbours whose rows are not as wide as these, or not finite")
@@ -420,6 +489,7 @@ class Peer:
         generator.learn(which, inbox.take(message).arrays["values"].to(generator.weight.device))
         if message.says["keep"]:
             generator.keep()
+        self.taught[message.sender, serving.handshake] += len(which)
         serving.at += 1
         serving.deadline = now + self.pairing.within
         return [self._sent(message.sender)]
