@@ -148,6 +148,29 @@ def median(stack: Tensor, present: Tensor | None = None, before: Tensor | None =
     return _by_order(stack, present, before, middle)
 
 
+def clipped_mean(stack: Tensor, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+    """(n, d) row by row, the median plus the mean of the steps from it to each, none longer than the median step.
+
+    A liar moves a row by no more than an honest provider of the usual distance does. That is one step of centred
+    clipping, with a radius that each row sets for itself.
+
+    Karimireddy, He and Jaggi: "Learning from history for Byzantine robust optimization", ICML 2021.
+    """
+    centre, at = median(stack, present, before), 0
+    whole = torch.empty_like(centre)
+    for rows, has, middle in _chunks(stack, present, centre):
+        steps = (rows - middle) * has[:, :, None]
+        length = steps.square().sum(-1).sqrt()
+        ordered = torch.where(has > 0, length, torch.inf).sort(0).values
+        count = has.sum(0)
+        radius = ordered.gather(0, ((count - 1).clamp(min=0) // 2).long()[None])[0]
+        shrunk = (radius / length.clamp(min=1e-300)).clamp(max=1.0)
+        found = middle + (steps * shrunk[:, :, None]).sum(0) / count.clamp(min=1)[:, None]
+        whole[at : at + len(found)] = torch.where(count[:, None] > 0, found, middle).to(whole)
+        at += len(found)
+    return whole
+
+
 def _by_order(
     stack: Tensor, present: Tensor | None, before: Tensor | None, middle: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
