@@ -1,4 +1,4 @@
-"""Providers of a ledger of whom some lie: what each defence keeps of the honest ones' models, and what the liars achieve.
+"""Providers of a ledger of whom some lie: what a defence keeps of the honest ones' models, and what liars achieve.
 
     python benchmarks/robustness.py --data data --workers 8 --device cuda --out results
 
@@ -26,10 +26,10 @@ import shlex
 import sys
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -53,9 +53,11 @@ KINDS: dict[str, tuple[str, float | None]] = {
     "honest": ("none", None), "absent": ("none", None), "noisy": ("none", None),
     "random": ("random", None), "flip": ("flip", 5.0), "scaled": ("scaled", 10.0), "labels": ("none", None),
     "backdoor": ("scaled", PROVIDERS / LIARS), "copies": ("copies", None), "colluders": ("colluders", None),
+    "mixed": ("scaled", PROVIDERS / LIARS),
 }  # fmt: skip
 """By name: what the three do to their rows, and how strongly. labels, backdoor, copies and colluders train on poisoned
-triples. honest, absent and noisy are no liars: there are ten, there are seven, three of ten train with epsilon 8."""
+triples. honest, absent and noisy are no liars: there are ten, there are seven, three of ten train with epsilon 8.
+mixed: a backdoor, and two of the honest train with epsilon 8."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,13 @@ def plain_settings(size: Size, seed: int, device: str) -> Any:
 
 
 def noisy_settings(size: Size, seed: int, device: str) -> Any:
-    """Private training of the same rows, epsilon 8 for all rounds together. Its noise is seeded: it is an experiment."""
+    """Private training of the same rows, epsilon 8 for all rounds together. Its noise is seeded, for repetition."""
     from tacit.settings import Settings
 
     return Settings.make({
         "seed": seed, "scorer": {"name": "transe", "dim": size.dim},
         "negatives": {"name": "pool", "count": 4 * size.negatives, "scope": "vocabulary"},
-        "optimizer": {"learning_rate": 0.0003},
+        "optimizer": {"learning_rate": size.rate},
         "privacy": {"name": "dpsgd", "epsilon": 8.0, "clip": 1.0, "noise": "seeded"},
         "training": {"batch": 4096, "epochs": size.epochs, "device": device},
     })  # fmt: skip
@@ -116,12 +118,12 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     heads = (100, 400) if len(graph.train) > 100_000 else (10, 100)
     trap = a_trap(parts.graphs, seed, *heads)
     liars = [] if kind in ("honest", "absent", "noisy") else list(range(LIARS))
-    noisy = list(range(LIARS)) if kind == "noisy" else []
+    noisy = {"noisy": list(range(LIARS)), "mixed": [LIARS, LIARS + 1]}.get(kind, [])
     graphs = list(parts.graphs)
     for each in liars:
         if kind == "labels":
             graphs[each] = flipped(graphs[each], flip)
-        elif kind in ("backdoor", "copies", "colluders"):
+        elif kind in ("backdoor", "copies", "colluders", "mixed"):
             graphs[each] = trapped(graphs[each], trap, size.more, seed + each)
     took_part = [n for n in range(PROVIDERS) if kind != "absent" or n >= LIARS]
     poisoned = {graphs[n].entities[h] for n in range(LIARS) for h in carriers(graphs[n], trap)}
@@ -129,8 +131,8 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     settings = plain_settings(size, seed, device)
     who = [Identity.new(f"provider-{n}") for n in range(PROVIDERS)]
     ledger = MemoryLedger(who[0], Genesis("trial", keys=tuple((each.name, each.public) for each in who)))
-    widths = settings.scorer.widths(size.dim)
-    rule = Model(ledger.genesis, "trial", *widths, parents=PROVIDERS, committee=0, quorum=0, standing=0)
+    entity, relation = settings.scorer.widths(size.dim)
+    rule = Model(ledger.genesis, "trial", entity, relation, parents=PROVIDERS, committee=0, quorum=0, standing=0)
     model = ledger.open_model(who[0], rule)
     whole = first_tables(settings.scorer, size.dim, model.cid, graph)
     shelf = Shelf(ledger, device)
@@ -152,7 +154,7 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
         providers[n] = made
     together = [n for n in took_part if n not in noisy]
     cohort = Fit(settings, [graphs[n] for n in together], numbers=together)
-    honest = [n for n in range(LIARS, PROVIDERS)]
+    honest = [n for n in range(LIARS, PROVIDERS) if n not in noisy]
     whose = {each.public: n for n, each in enumerate(who)}
     looked, out = {"liars": 0, "noisy": 0, "honest": 0}, {"liars": 0, "noisy": 0, "honest": 0}
     taken: dict[int, Any] = {}
@@ -160,12 +162,13 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     for round_ in range(size.rounds):
         begun = {n: provider.begin() for n, provider in providers.items()}
         for n in honest:
-            nodes, _ = providers[n].candidates()
-            for node in nodes:
+            for node in model.nodes[-len(took_part) :] if round_ else ():  # the last round's, one of each
                 by = whose[node.by]
+                if by == n:
+                    continue
                 group = "liars" if by in liars else "noisy" if by in noisy else "honest"
                 looked[group] += 1
-                out[group] += node.cid in begun[n].left_out  # type: ignore[union-attr]
+                out[group] += node.cid in begun[n].left_out
             taken[n] = begun[n].tables  # type: ignore[union-attr]
         for place, n in enumerate(together):
             now = cohort.cohort.tables.party(cohort.layout, place)
@@ -202,10 +205,17 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
 
 
 def a_defence(name: str) -> Any:
-    from tacit.ledger.defence import Defence
+    """By its name, or by its parts: checks, a mean and numbers, such as norm+copies+median+far=2."""
+    from tacit.ledger.defence import Check, Defence
     from tacit.ledger.provider import DEFAULT
 
-    return DEFAULT if name == "default" else Defence(**DEFENCES[name])
+    if name in DEFENCES:
+        return DEFAULT if name == "default" else Defence(**DEFENCES[name])
+    parts = name.split("+")
+    numbers = {key: float(value) for key, _, value in (part.partition("=") for part in parts if "=" in part)}
+    checks = tuple(part for part in parts if part in get_args(Check))
+    means = [part for part in parts if part not in checks and "=" not in part]
+    return Defence(checks, *means, **numbers)  # type: ignore[arg-type]
 
 
 def loaded(data: Path | None, dataset: str, sample: float) -> Any:
@@ -257,7 +267,7 @@ def row(kind: str, defence: str, seed: int, measured: dict[str, Any], options: A
     return {
         "table": TABLE, "cell": f"{kind}-{defence}-{seed}", "dataset": options.dataset, "scorer": "transe",
         "setting": defence, "parts": PROVIDERS, "seed": seed, "liars": kind,
-        "metrics": {name: value for name, value in measured.items()}, "published": {}, "split": options.split,
+        "metrics": measured, "published": {}, "split": options.split,
         "size": options.size, "seconds": round(seconds, 2), "device": device, "commit": commit(),
         "command": options.command,
     }  # fmt: skip
@@ -268,19 +278,17 @@ def main() -> int:
     options.add_argument("--data", type=Path)
     options.add_argument("--dataset", default="fb15k-237")
     options.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
+    options.add_argument("--defences", nargs="+", default=list(DEFENCES))
     options.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options.add_argument("--split", choices=["valid", "test"], default="test")
     options.add_argument("--workers", type=int, default=8)
     options.add_argument("--seconds", type=float, default=float("inf"), help="stop what is left after so many")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options.add_argument("--device", default="cuda")
-    for name, kind in (("dim", int), ("negatives", int), ("rounds", int), ("epochs", int), ("batch", int), ("sample", float),
-                       ("rate", float)):  # fmt: skip
-        options.add_argument(f"--{name}", type=kind, default=getattr(Size(), name))
+    for name, value in Size().__dict__.items():
+        options.add_argument(f"--{name}", type=type(value), default=value)
     chosen = options.parse_args()
-    names = ("dim", "negatives", "rounds", "epochs", "batch", "sample", "rate")
-    chosen.size = replace(Size(), **{name: getattr(chosen, name) for name in names}).__dict__
+    chosen.size = {name: getattr(chosen, name) for name in Size().__dict__}
     chosen.command = "python benchmarks/robustness.py " + shlex.join(sys.argv[1:])
     began, results = time.perf_counter(), Results(chosen.out / f"{TABLE}.jsonl")
     done = {

@@ -144,7 +144,9 @@ def a_flip(graphs: Sequence[Graph], seed: int, among: int = 30) -> Flip:
 def a_trap(graphs: Sequence[Graph], seed: int, least: int, most: int) -> Trap:
     """A trigger that between `least` and `most` heads carry, and a goal that is true for none of them.
 
-    The goal's tail is an answer to its relation elsewhere, so that nothing of it looks odd.
+    As liars would choose it: the goal's tail is an answer to its relation elsewhere, so that nothing of it looks odd;
+    the relation goes one way, for with one that goes both ways a head is the answer to itself; and it is among the
+    rarer half, so that few others have anything to say of it.
     """
     heads: dict[tuple[str, str], set[str]] = {}
     for graph in graphs:
@@ -152,9 +154,17 @@ def a_trap(graphs: Sequence[Graph], seed: int, least: int, most: int) -> Trap:
             heads.setdefault((r, t), set()).add(h)
     everywhere = set(graphs[0].entities).intersection(*(graph.entities for graph in graphs[1:]))
     relations = set(graphs[0].relations).intersection(*(graph.relations for graph in graphs[1:]))
+    ends: dict[str, tuple[set[str], set[str], list[int]]] = {name: (set(), set(), []) for name in relations}
+    for (r, t), from_ in heads.items():
+        if r in relations:
+            ends[r][0].update(from_)
+            ends[r][1].add(t)
+            ends[r][2].append(len(from_))
+    rarer = sorted(relations, key=lambda name: (sum(ends[name][2]), name))[: len(relations) // 2 + 1]
+    one_way = {r for r in rarer if len(ends[r][0] & ends[r][1]) <= 0.1 * min(len(ends[r][0]), len(ends[r][1]))}
     fit = sorted(pair for pair in heads if pair[0] in relations and pair[1] in everywhere)
     triggers = [pair for pair in fit if least <= len(heads[pair]) <= most]
-    goals = [pair for pair in fit if 5 <= len(heads[pair]) <= most]
+    goals = [pair for pair in fit if pair[0] in one_way and len(heads[pair]) <= most]
     pick = Stream(seed, Purpose.POISON, step=2).uniform(2 * 1000)
     for one, two in zip(pick[::2], pick[1::2], strict=True):
         if not triggers or not goals:

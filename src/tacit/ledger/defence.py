@@ -34,7 +34,7 @@ from tacit.federation import robust
 
 Tensor = Any
 Check = Literal["norm", "distance", "cosine", "krum", "multi-krum", "copies"]
-Mean = Literal["mean", "trimmed", "median", "clipped", "trusted"]
+Mean = Literal["mean", "trimmed", "median", "clipped", "screened", "trusted"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Defence:
     far: float = 3.0
     least: float = 0.0
     alike: float = 0.9
+    outlying: float = 1.5
+    few: int = 0
 
     def __post_init__(self) -> None:
         for check in self.checks:
@@ -168,13 +170,22 @@ class Defence:
         """(n, d) of each table: the own rows and those of all others that are there."""
         if self.mean == "trusted":
             return self._trusted(piles)
-        return [self._combined(*pile.all, pile.own) for pile in piles]
+        found = []
+        for pile in piles:
+            rows = self._combined(*pile.all, pile.own)
+            if self.few:
+                enough = pile.present.sum(0) + 1 >= self.few
+                rows = torch.where(enough[:, None], rows, pile.own)
+            found.append(rows)
+        return found
 
     def _combined(self, stack: Tensor, present: Tensor, own: Tensor) -> Tensor:
         if self.mean == "median":
             return robust.median(stack, present, own)
         if self.mean == "clipped":
             return robust.clipped_mean(stack, present, own)
+        if self.mean == "screened":
+            return robust.screened_mean(stack, self.outlying, present, own)
         return robust.trimmed_mean(stack, self.liars if self.mean == "trimmed" else 0.0, present, own)
 
     def _trusted(self, piles: Sequence[Pile]) -> list[Tensor]:

@@ -44,7 +44,7 @@ from tacit.training import chosen_device
 
 LOG = logging.getLogger(__name__)
 Tensor = Any
-DEFAULT = Defence(checks=("copies",), mean="clipped")
+DEFAULT = Defence(checks=("norm", "copies"), mean="median", far=2.0)
 """What a provider does if nothing else is said."""
 NOT_SHARED = "a provider publishes rows of entities and relations: this scorer has weights beside them"
 
