@@ -116,7 +116,7 @@ def ledger_publish(
     from tacit.ledger.ledger import Ledger, claim_of
 
     opened = Ledger.load(folder)
-    branch = _only(opened.dag, model)
+    branch = only(opened.dag, model)
     parents = [CID.parse(each) for each in parent or ()]
     who, _ = open_key(key)
     shared = run / "shareable"
@@ -230,7 +230,8 @@ def _claims(claim: Any) -> str:
     return f"{count:,} release{'' if count == 1 else 's'}; protects {claim.unit}"
 
 
-def _only(dag: Dag, model: str | None) -> Branch:
+def only(dag: Dag, model: str | None) -> Branch:
+    """The model that is meant, by name or address; not said: the only one."""
     if model is not None:
         return dag.branch(model)
     if len(dag.branches) != 1:

@@ -10,7 +10,8 @@ Checks leave out whole updates. Each compares what an update changed with what o
     cosine       whether it changed rows in the direction of the own training: a cosine below `least`
     krum         all but the one with the nearest neighbours
     multi-krum   as many as may lie, those with the farthest neighbours
-    copies       all but one of those that are nearly the same: a cosine between what they changed above `alike`
+    copies       all but one of those that are nearly the same: they differ from the median of all with a cosine above
+                 `alike`
 
 A mean brings the own rows and those that are left together, row by row over those who have the row:
 
@@ -18,6 +19,7 @@ A mean brings the own rows and those that are left together, row by row over tho
     trimmed    without the largest and the smallest `liars` of each number
     median     of each number
     clipped    the mean of steps from the median, none of them longer than the median of their lengths
+    screened   the mean of those that are no farther from the median than `outlying` times the median of that
     trusted    weights against updates that are alike (FoolsGold)
 """
 
@@ -35,6 +37,9 @@ from tacit.federation import robust
 Tensor = Any
 Check = Literal["norm", "distance", "cosine", "krum", "multi-krum", "copies"]
 Mean = Literal["mean", "trimmed", "median", "clipped", "screened", "trusted"]
+
+FEWEST = 3
+"""Others that a comparison with what is usual takes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class Pile:
 
 @dataclass(frozen=True)
 class Defence:
-    """Checks and a mean. `liars`: the share of all providers, the own one among them, that may lie."""
+    """Checks and a mean. `liars`: the share of all providers, the own one among them, that may lie. `few`: rows that
+    fewer have, oneself among them, stay as the own ones are.
+    """
 
     checks: tuple[Check, ...] = ()
     mean: Mean = "mean"
@@ -109,15 +116,14 @@ class Defence:
         return self._farther(piles, "own", "is {0:.3g} times as far from the own rows as is usual")
 
     def _farther(self, piles: Sequence[Pile], whence: str, words: str) -> list[str | None]:
-        """Who is more than `far` times as far from some rows as the median of all is."""
+        """Who is more than `far` times as far from some rows as the median of the others is; of fewer than three
+        nobody can be told.
+        """
         most = [0.0] * len(piles[0].others)
-        for pile in piles:
+        for pile in piles if len(most) >= FEWEST else ():
             away = robust.distances_to(getattr(pile, whence), pile.others, pile.present)
             away = torch.where(away.isfinite(), away, 0.0)  # who has none of the rows says nothing of them
-            usual = away
-            if whence == "base":  # the own training changed something too
-                usual = torch.cat([robust.distances_to(pile.base, pile.own[None]), away])
-            times = away / usual.median().clamp(min=1e-30)
+            times = away / away.median().clamp(min=1e-30)
             most = [max(pair) for pair in zip(most, times.tolist(), strict=True)]
         return [words.format(times) if times > self.far else None for times in most]
 
@@ -154,10 +160,14 @@ class Defence:
         return [None if at in kept else "others have nearer neighbours (Krum)" for at in range(everybody - 1)]
 
     def _copies(self, piles: Sequence[Pile]) -> list[str | None]:
-        """Whoever is like one that comes before it in the order of the log."""
+        """Whoever differs from the median of all in the way that one before it in the order of the log does.
+
+        From the median and not from one's own rows: all that are newer than these differ from them in one way.
+        """
         alike = torch.ones(len(piles[0].others), len(piles[0].others), dtype=torch.float64)
         for pile in piles:
-            alike = torch.minimum(alike, robust.similarities(pile.base, pile.others, pile.present).cpu())
+            centre = robust.median(*pile.all, pile.own)
+            alike = torch.minimum(alike, robust.similarities(centre, pile.others, pile.present).cpu())
         found: list[str | None] = []
         for at, row in enumerate(alike.tolist()):
             twin = next((other for other in range(at) if row[other] > self.alike and found[other] is None), None)

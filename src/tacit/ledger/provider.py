@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ from tacit.models.tables import PARTS
 from tacit.peers.learner import Learner, Pairing, Trained
 from tacit.privacy.budget import Holding, Reservation
 from tacit.privacy.events import Segment, Spent, joined
+from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
+from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
 from tacit.tensors import pack_tensors
 from tacit.training import chosen_device
@@ -367,18 +369,32 @@ class Provider:
         learner.best = trained.tables
         return trained
 
+    def news(self) -> bool:
+        """Whether there is something to do: the first update, one of another since the own last one, or none any more.
+
+        On the way it serves.
+        """
+        self.ledger.refresh()
+        self.serve()
+        if self._last is None or self.published >= self.terms.updates:
+            return True
+        last = self.ledger.dag.nodes[self._last].number
+        return any(node.by != self.who.public and not node.rejected for node in self.branch.nodes[last + 1 :])
+
     # -- what it publishes ---------------------------------------------------------------------------------------------
 
     def costs(self) -> Spent:
         """What the next update releases: the steps of its training, and a look at validation triples where it pays."""
-        before = {
-            name: {s.event: s.count for s in spent} for name, spent in self.learner.spent_by(self.published).items()
-        }
+        return self._costs(self.published, self.published + 1)
+
+    def _costs(self, first: int, last: int) -> Spent:
+        before, after = (self.learner.spent_by(min(many, self.terms.updates)) for many in (first, last))
+        had = {(name, segment.event): segment.count for name, spent in before.items() for segment in spent}
         return joined(
             Segment(segment.event, many)
-            for name, spent in self.learner.spent_by(self.published + 1).items()
+            for name, spent in after.items()
             for segment in spent
-            if (many := segment.count - before[name].get(segment.event, 0))
+            if (many := segment.count - had.get((name, segment.event), 0))
         )
 
     def claim(self, holding: bytes = b"") -> Claim | None:
@@ -394,6 +410,42 @@ class Provider:
             whose += ", or of its validation triples"
         neighbours = f"graphs that differ by {unit}, more or less, over the same names"
         return Claim(self.costs(), f"{unit} {whose}", neighbours, holding)
+
+    def about(self) -> dict[str, Any]:
+        """What it takes part in, and how, as JSON has it."""
+        terms = asdict(self.terms)
+        return {
+            "genesis": str(self.ledger.genesis), "model": str(self.model), "key": self.who.public.hex(),
+            "graph": self.graph.fingerprint, "settings": self.learner.settings.json(), "terms": terms,
+            "budget": "" if self.holding is None else self.holding.name,
+        }  # fmt: skip
+
+    def statement(self) -> dict[str, Any]:
+        """What is guaranteed of all updates of this model under this key, those that are to come among them.
+
+        Only private training with secret noise has an epsilon. It is that of what was claimed before and of all that
+        may yet be released.
+        """
+        claim, privacy = self.claim(), self.learner.settings.privacy
+        mine = [node.update.privacy for node in self.branch.nodes if node.by == self.who.public]
+        if claim is None or not isinstance(privacy, Sound) or any(each is None for each in mine):
+            why = "the rows were trained without privacy, and tell of the triples"
+            if self.learner.simulated:
+                why = "the noise follows a seed: whoever knows it can take the noise away"
+            return {"guarantee": "none", "epsilon": None, "why": [why]}
+        from tacit.privacy.accountant import epsilon
+
+        parts = [segment for each in mine if each is not None for segment in each.releases]
+        releases = joined([*parts, *self._costs(self.published, self.terms.updates)])
+        budget = None
+        if self.holding is not None:
+            budget = {"name": self.holding.name, "head": self.holding.head}
+        return {
+            "guarantee": "differential privacy", "epsilon": epsilon(releases, privacy.delta), "delta": privacy.delta,
+            "unit": claim.unit, "neighbours": claim.neighbours, "releases": [[s.json() for s in releases]],
+            "covers": "every update of this model under this key, verdicts, and whatever is computed from these",
+            "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])], "budget": budget,
+        }  # fmt: skip
 
     def give(self, tables: Tables, holding: bytes = b"") -> Record:
         """Publish rows as an update made from what was taken last."""
