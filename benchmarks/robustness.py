@@ -53,11 +53,11 @@ KINDS: dict[str, tuple[str, float | None]] = {
     "honest": ("none", None), "absent": ("none", None), "noisy": ("none", None),
     "random": ("random", None), "flip": ("flip", 5.0), "scaled": ("scaled", 10.0), "labels": ("none", None),
     "backdoor": ("scaled", PROVIDERS / LIARS), "copies": ("copies", None), "colluders": ("colluders", None),
-    "mixed": ("scaled", PROVIDERS / LIARS),
+    "stealthy": ("none", None), "mixed": ("scaled", PROVIDERS / LIARS),
 }  # fmt: skip
-"""By name: what the three do to their rows, and how strongly. labels, backdoor, copies and colluders train on poisoned
-triples. honest, absent and noisy are no liars: there are ten, there are seven, three of ten train with epsilon 8.
-mixed: a backdoor, and two of the honest train with epsilon 8."""
+"""By name: what the three do to their rows, and how strongly. labels, backdoor, copies, colluders, stealthy and mixed
+train on poisoned triples; stealthy ones publish what they trained. honest, absent and noisy are no liars: there are ten,
+there are seven, three of ten train with epsilon 8. mixed: a backdoor, and two of the honest train with epsilon 8."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     for each in liars:
         if kind == "labels":
             graphs[each] = flipped(graphs[each], flip)
-        elif kind in ("backdoor", "copies", "colluders", "mixed"):
+        elif kind in ("backdoor", "copies", "colluders", "stealthy", "mixed"):
             graphs[each] = trapped(graphs[each], trap, size.more, seed + each)
     took_part = [n for n in range(PROVIDERS) if kind != "absent" or n >= LIARS]
     poisoned = {graphs[n].entities[h] for n in range(LIARS) for h in carriers(graphs[n], trap)}

@@ -76,7 +76,8 @@ class Pile:
 @dataclass(frozen=True)
 class Defence:
     """Checks and a mean. `liars`: the share of all providers, the own one among them, that may lie. `few`: rows that
-    fewer have, oneself among them, stay as the own ones are.
+    fewer have, oneself among them, stay as the own ones are. `odd`: rows of an update that answers some question in
+    one way for so much larger a share of all heads than most others do are left out (`provider.Shelf.answers`).
     """
 
     checks: tuple[Check, ...] = ()
@@ -87,6 +88,7 @@ class Defence:
     alike: float = 0.9
     outlying: float = 1.5
     few: int = 0
+    odd: float | None = None
 
     def __post_init__(self) -> None:
         for check in self.checks:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +32,7 @@ from tacit.ledger.blobs import Rows, Withheld
 from tacit.ledger.cbor import CID
 from tacit.ledger.committee import own_number
 from tacit.ledger.dag import Branch, Node
-from tacit.ledger.defence import Defence, Pile
+from tacit.ledger.defence import FEWEST, Defence, Pile
 from tacit.ledger.ledger import Ledger
 from tacit.ledger.record import LONGEST_REASON, Beacon, Claim, Record, Verdict
 from tacit.models import Scorer, Tables
@@ -46,8 +48,10 @@ from tacit.training import chosen_device
 
 LOG = logging.getLogger(__name__)
 Tensor = Any
-DEFAULT = Defence(checks=("norm", "copies"), mean="median", far=2.0)
-"""What a provider does if nothing else is said."""
+DEFAULT = Defence(checks=("norm", "cosine", "copies"), mean="mean", far=1.3, least=-0.1, odd=0.15)
+"""What a provider does if nothing else is said: chosen on validation triples, see docs/ledger.md."""
+PROBES, RELATIONS = 32, 8
+"""Heads that are asked for the tails of every relation, and how many relations at once."""
 NOT_SHARED = "a provider publishes rows of entities and relations: this scorer has weights beside them"
 
 
@@ -122,6 +126,7 @@ class Shelf:
     def __init__(self, ledger: Ledger, device: Any = "cpu"):
         self.ledger, self.device = ledger, device
         self._rows: dict[CID, Rows] = {}
+        self._answers: dict[CID, dict[tuple[str, str], float]] = {}
         self._names: dict[tuple[str, ...], int] = {}
         self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -137,6 +142,27 @@ class Shelf:
         """All but these: memory is finite."""
         cids = {node.cid for node in kept}
         self._rows = {cid: rows for cid, rows in self._rows.items() if cid in cids}
+        self._answers = {cid: found for cid, found in self._answers.items() if cid in cids}
+
+    def answers(self, node: Node, scorer: Scorer) -> dict[tuple[str, str], float]:
+        """What rows say of heads that nobody chose: of each relation the commonest answers, (relation, tail), with the
+        share of these heads that have it. It follows from published rows alone.
+        """
+        if node.cid not in self._answers:
+            rows = self.rows(node)
+            order = sorted(range(len(rows.entities)), key=lambda at: _digest(node.update.model, rows.entities[at]))
+            heads = torch.tensor(order[:PROBES], device=rows.entity.device)
+            found: dict[tuple[str, str], float] = {}
+            with torch.no_grad():
+                for at in range(0, len(rows.relations), RELATIONS):
+                    some = rows.relation[at : at + RELATIONS]
+                    head = rows.entity[heads].repeat(len(some), 1)
+                    best = scorer.score_tails(head, some.repeat_interleave(len(heads), 0), rows.entity, ()).argmax(1)
+                    for relation, tails in enumerate(best.reshape(len(some), -1).tolist(), at):
+                        for tail, many in Counter(tails).most_common(3):
+                            found[rows.relations[relation], rows.entities[tail]] = many / len(heads)
+            self._answers[node.cid] = found
+        return self._answers[node.cid]
 
     def places(self, own: Vocab, theirs: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """For each own name its place among theirs, and whether it has one."""
@@ -147,6 +173,10 @@ class Shelf:
             there = torch.from_numpy(found).to(self.device)
             self._places[one, two] = there.clamp(min=0), there >= 0
         return self._places[one, two]
+
+
+def _digest(model: CID, name: str) -> bytes:
+    return hashlib.sha256(model + name.encode()).digest()
 
 
 def first_tables(scorer: Scorer, dim: int, model: CID, graph: Graph) -> Tables:
@@ -301,7 +331,8 @@ class Provider:
         self._parents = () if self._last is None else (self._last,)
         tables = before
         if kept:
-            rows = self.terms.defence.combine([pile.only(kept) for pile in piles])
+            self._doubt([nodes[at] for at in kept], piles := [pile.only(kept) for pile in piles])
+            rows = self.terms.defence.combine(piles)
             tables = Tables(rows[0], rows[1])
             tables.constrain(self.learner.settings.scorer)
             if self._worse(tables):
@@ -313,6 +344,22 @@ class Provider:
                 self._parents += tuple(nodes[at].cid for at in kept)
         self.base = tables
         return tables, left_out
+
+    def _doubt(self, nodes: Sequence[Node], piles: Sequence[Pile]) -> None:
+        """Leave out rows of updates that answer what hardly anybody else does: that relation's, and that tail's."""
+        odd = self.terms.defence.odd
+        if odd is None or len(nodes) < FEWEST:
+            return
+        scorer = self.learner.settings.scorer
+        said = [self.shelf.answers(node, scorer) for node in nodes]
+        for at, answers in enumerate(said):
+            for (relation, tail), share in answers.items():
+                if share > odd and share - statistics.median(each.get((relation, tail), 0.0) for each in said) > odd:
+                    LOG.debug("an update is doubted in one relation and one tail")
+                    for pile, vocab, name in zip(piles, (self.graph.entities, self.graph.relations), (tail, relation),
+                                                 strict=True):  # fmt: skip
+                        if name in vocab:
+                            pile.present[at, vocab.id(name)] = False
 
     def _worse(self, tables: Tables) -> bool:
         """Whether validation says so, where that costs nothing and there are rows of one's own."""
