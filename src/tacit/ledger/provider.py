@@ -74,7 +74,7 @@ class Terms:
         How many updates it publishes at most, and the epochs of each after the first. What all of them cost is fixed
         before the first.
     validation, look_sigma, noise
-        See `tacit.peers.learner.Pairing`.
+        See `tacit.peers.learner.Pairing`. own: for providers that claim nothing.
     serve
         Whether it stands for committees.
     """
@@ -240,8 +240,11 @@ class Provider:
                 f"the model {rule.name} has rows of {rule.entity} and {rule.relation} numbers, and these settings make "
                 f"{entity} and {relation}: set scorer.name and scorer.dim to what the model was opened for"
             )
+        looks = self.terms.validation
+        if looks == "own" and not settings.privacy.sound:
+            looks = None  # nothing is claimed, and nothing said of what leaves: one's own triples decide
         pairing = Pairing(
-            retrain=self.terms.epochs, trainings=self.terms.updates - 1, validation=self.terms.validation,
+            retrain=self.terms.epochs, trainings=self.terms.updates - 1, validation=looks,
             look_sigma=self.terms.look_sigma, noise=self.terms.noise,
         )  # fmt: skip
         self.learner = Learner(number, graph, settings, {}, pairing)
