@@ -600,7 +600,7 @@ def test_a_gang_has_a_kind_and_a_leader():
 
 def test_withheld_and_changed_weights_are_named_and_left_out():
     ledger = a_ledger()
-    one, two, three = (provider(ledger, n) for n in range(3))
+    two, three = provider(ledger, 1), provider(ledger, 2)
     withheld, changed = two.step().update, three.step().update
     ledger.blobs.withhold(ledger.dag.nodes[withheld].update.weights)
     other = ledger.dag.nodes[changed].update.weights
@@ -610,7 +610,6 @@ def test_withheld_and_changed_weights_are_named_and_left_out():
     assert "other bytes" in look.left_out[changed]
     assert look.taken == ()
     assert {str(fault.where).split()[1] for fault in ledger.verify().faults} == {str(withheld), str(changed)}
-    assert one.step().left_out.keys() >= {withheld}
 
 
 def test_forged_updates_are_never_candidates():
