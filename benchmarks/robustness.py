@@ -56,8 +56,8 @@ KINDS: dict[str, tuple[str, float | None]] = {
     "stealthy": ("none", None), "mixed": ("scaled", PROVIDERS / LIARS),
 }  # fmt: skip
 """By name: what the three do to their rows, and how strongly. labels, backdoor, copies, colluders, stealthy and mixed
-train on poisoned triples; stealthy ones publish what they trained. honest, absent and noisy are no liars: ten are there,
-seven are, three of ten train with epsilon 8. mixed: a backdoor, and two of the honest train with epsilon 8."""
+train on poisoned triples; stealthy ones publish what they trained. honest, absent and noisy are no liars: ten are
+there, seven are, three of ten train with epsilon 8. mixed: a backdoor, and two of the honest train with epsilon 8."""
 
 
 @dataclass(frozen=True)
