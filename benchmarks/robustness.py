@@ -60,6 +60,10 @@ train on poisoned triples; stealthy ones publish what they trained. honest, abse
 there, seven are, three of ten train with epsilon 8. mixed: a backdoor, and two of the honest train with epsilon 8."""
 
 
+TRAPS = ("backdoor", "copies", "colluders", "stealthy", "mixed")
+"""Kinds whose triples hold a backdoor."""
+
+
 @dataclass(frozen=True)
 class Size:
     """How large a trial is."""
@@ -123,7 +127,7 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     for each in liars:
         if kind == "labels":
             graphs[each] = flipped(graphs[each], flip)
-        elif kind in ("backdoor", "copies", "colluders", "stealthy", "mixed"):
+        elif kind in TRAPS:
             graphs[each] = trapped(graphs[each], trap, size.more, seed + each)
     took_part = [n for n in range(PROVIDERS) if kind != "absent" or n >= LIARS]
     poisoned = {graphs[n].entities[h] for n in range(LIARS) for h in carriers(graphs[n], trap)}
@@ -273,6 +277,28 @@ def row(kind: str, defence: str, seed: int, measured: dict[str, Any], options: A
     }  # fmt: skip
 
 
+def table(results: Results, split: str) -> str:
+    """Markdown: means over seeds, a line for each defence; MRR by kind of liars, and what they achieved."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for found in results:
+        if found["split"] == split:
+            cells.setdefault((found["setting"], found["liars"]), []).append(found["metrics"])
+
+    def shown(defence: str, kind: str, measure: str, form: str) -> str:
+        values = [each[measure] for each in cells.get((defence, kind), ()) if each[measure] is not None]
+        return format(mean(values), form) if values else ""
+
+    kinds = [kind for kind in KINDS if any(which == kind for _, which in cells)]
+    columns = [(kind, "mrr", ".3f") for kind in kinds]
+    columns += [(kind, "trap", ".0%") for kind in TRAPS if kind in kinds] + [("labels", "flip", ".0%")]
+    columns += [("noisy", "noisy_out", ".0%"), ("mixed", "noisy_out", ".0%"), ("honest", "honest_out", ".0%")]
+    lines = ["| defence | " + " | ".join(f"{measure}: {kind}" for kind, measure, _ in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for defence in dict.fromkeys(defence for defence, _ in cells):
+        lines.append(f"| {defence} | " + " | ".join(shown(defence, *column) for column in columns) + " |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", type=Path)
@@ -285,6 +311,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=float("inf"), help="stop what is left after so many")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options.add_argument("--device", default="cuda")
+    options.add_argument("--table", action="store_true", help="print what is in --out as a table, and run nothing")
     for name, value in Size().__dict__.items():
         options.add_argument(f"--{name}", type=type(value), default=value)
     chosen = options.parse_args()
