@@ -294,8 +294,10 @@ def table(results: Results, split: str) -> str:
     columns += [("noisy", "noisy_out", ".0%"), ("mixed", "noisy_out", ".0%"), ("honest", "honest_out", ".0%")]
     lines = ["| defence | " + " | ".join(f"{measure}: {kind}" for kind, measure, _ in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
-    for defence in dict.fromkeys(defence for defence, _ in cells):
-        lines.append(f"| {defence} | " + " | ".join(shown(defence, *column) for column in columns) + " |")
+    lines += [
+        f"| {defence} | " + " | ".join(shown(defence, *column) for column in columns) + " |"
+        for defence in dict.fromkeys(defence for defence, _ in cells)
+    ]
     return "\n".join(lines)
 
 
@@ -321,6 +323,9 @@ def main() -> int:
     done = {
         (r["liars"], r["setting"], r["seed"]) for r in results if (r["size"], r["split"]) == (chosen.size, chosen.split)
     }
+    if chosen.table:
+        print(table(results, chosen.split))
+        return 0
     trials = [(kind, defence, seed) for seed in chosen.seeds for kind in chosen.kinds for defence in chosen.defences]
     trials = [each for each in trials if each not in done]
     print(f"{len(trials)} trials", flush=True)
