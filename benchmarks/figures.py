@@ -7,6 +7,7 @@ fedr-fig4      the loss by round, five parties; FedE dashed
 dpflames-fig3  attacks on FedE: the best F1 by round, and the ROC of the last; the paper's way dashed
 dpflames-fig4  attacks by epsilon: the best F1 and the AUC; what they find without a defence dashed
 dpflames-fig5  test MRR by epsilon, and what the strongest attack finds at that MRR
+ledger-robustness  honest providers' MRR and the liars' success by defence, for each kind of liars
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ NAMES = {"transe": "TransE", "rotate": "RotatE", "distmult": "DistMult", "comple
 SCORERS, RECIPES = ("transe", "rotate", "distmult", "complex"), ("local", "fede", "fedr")
 DATASETS, ATTACKS = ("fb15k-237", "wn18rr", "ddb14"), ("cip", "cia", "si")
 DEFENCES = (("S1", "transe"), ("S1", "complex"), ("S4", "transe"))
+LIARS = ("random", "flip", "scaled", "labels", "backdoor", "copies", "colluders", "stealthy")
 WIDTH, HEIGHT, LEFT, TOP, BESIDE, BELOW = 190, 130, 60, 60, 60, 75
 Row = dict[str, Any]
 Draw = Callable[[list[Row]], str]
@@ -208,12 +210,37 @@ def trade(rows: list[Row]) -> str:
     return sheet("What privacy costs and keeps, FB15k-237", [left, right], [*keys, ("no defence", GREY, True)])
 
 
+def defended(rows: list[Row]) -> str:
+    """Kinds of liars across, defences along: MRR above, the share of the liars' goals below."""
+    kinds = [each for each in LIARS if any(row["liars"] == each for row in rows)]
+    defences = list(dict.fromkeys(row["setting"] for row in rows))
+    panels = []
+    for column, kind in enumerate(kinds):
+        goal = "flip" if kind == "labels" else "trap"
+        for line, (measure, title, most) in enumerate((("mrr", "MRR", 0.3), (goal, goal, 1.0))):
+            made = panel(column, line, (0, len(defences) - 1), (0.0, most), f"{title}: {kind}")
+            made.grid([(n, str(n + 1)) for n in range(len(defences))], tenths(0.0, most, most / 2))
+            points = []
+            for n, defence in enumerate(defences):
+                found = [row["metrics"][measure] for row in rows if (row["liars"], row["setting"]) == (kind, defence)]
+                found = [each for each in found if each is not None]
+                points += [(n, mean(found))] if found else []
+            made.series(points, COLOURS[line])
+            without = [row["metrics"]["mrr"] for row in rows if (row["liars"], row["setting"]) == ("honest", "none")]
+            if measure == "mrr" and without:
+                made.series([(0, mean(without)), (len(defences) - 1, mean(without))], GREY, dashed=True)
+            panels.append(made)
+    keys = [(f"{n}: {defence}", GREY, False) for n, defence in enumerate(defences, 1)]
+    return sheet("Three liars of ten by defence", panels, [*keys, ("nobody lies, no defence", GREY, True)])
+
+
 FIGURES: dict[str, tuple[str, Draw]] = {
     "fedr-table2": ("fedr-table2", by_parties),
     "fedr-fig4": ("fedr-table2", losses),
     "dpflames-fig3": ("dpflames-table2", courses),
     "dpflames-fig4": ("dpflames-fig4", by_epsilon),
     "dpflames-fig5": ("dpflames-fig4", trade),
+    "ledger-robustness": ("ledger-robustness", defended),
 }
 """By name: the table whose results it shows, and how."""
 

@@ -416,7 +416,7 @@ def test_the_best_is_kept_and_the_meeting_ends():
         for note in scores:
             assert note["kept"] == (note["score"] > best)
             best = max(best, note["score"])
-        assert peer.learner.score == best == pytest.approx(peer.learner._scored(peer.learner.kept))
+        assert peer.learner.score == best == pytest.approx(peer.learner.scored(peer.learner.kept))
         assert 0 < peer.learner.trained <= 5
         assert peer.state == "sleep"
         assert peer.alarm == math.inf
@@ -436,7 +436,7 @@ def test_time_may_be_up_and_then_go_on():
 
 def test_it_ends_when_nobody_improves(monkeypatch):
     """Scores that never become better: each trains for as long as its patience lasts, or with what it is offered."""
-    monkeypatch.setattr(Learner, "_scored", lambda self, tables: 1.0)
+    monkeypatch.setattr(Learner, "scored", lambda self, tables: 1.0)
     meeting = meet(PARTIES, wanted(), replace(PUBLISHED, trainings=100, patience=2))
     offers = [record for record in meeting.transcript.records if record.kind == "offer"]
     assert len(offers) == 6  # after the first training, and never again
@@ -657,16 +657,16 @@ def test_public_validation_looks_at_public_triples_alone():
     graph = marked(PARTIES[0], 0.5)
     learner = Learner(0, graph, wanted(private=True), {}, replace(SOUND, validation="public"))
     tables = learner.fit.cohort.tables
-    score = learner._scored(tables)
+    score = learner.scored(tables)
     keep = np.flatnonzero(~graph.valid.confidential)
     fewer = replace(graph, valid=graph.valid.at(keep), train=graph.train.at(np.flatnonzero(~graph.train.confidential)),
                     test=graph.test.at(np.flatnonzero(~graph.test.confidential)))  # fmt: skip
     fewer = replace(fewer, valid=replace(fewer.valid, confidential=np.arange(len(keep)) < 0))
     other = Learner(0, fewer, wanted(private=True), {}, replace(SOUND, validation="public"))
-    assert other._scored(tables) == score
+    assert other.scored(tables) == score
     # Where all training triples are protected, not even unmarked ones are looked at.
     none = replace(fewer, train=fewer.train.at(np.arange(1)))
-    assert Learner(0, none, wanted(private=True), {}, replace(SOUND, validation="public"))._scored(tables) == score
+    assert Learner(0, none, wanted(private=True), {}, replace(SOUND, validation="public")).scored(tables) == score
     assert learner.looks == 0
 
 

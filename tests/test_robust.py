@@ -140,6 +140,31 @@ def test_means_as_defined(case, share):
             assert middle[r, d] == pytest.approx(statistics.median(values) if values else was, abs=1e-5)
 
 
+@given(stacks())
+def test_means_around_the_median_as_defined(case):
+    stack, before, present = case
+    centre = robust.median(stack, present, before)
+    clipped, screened = robust.clipped_mean(stack, present, before), robust.screened_mean(stack, 1.5, present, before)
+    for r in range(stack.shape[1]):
+        who = [i for i in range(len(stack)) if has(present, i, r)]
+        if not who:
+            assert torch.equal(clipped[r], before[r])
+            assert torch.equal(screened[r], before[r])
+            continue
+        steps = [stack[i, r].double() - centre[r].double() for i in who]
+        lengths = [float(step.norm()) for step in steps]
+        usual = sorted(lengths)[(len(who) - 1) // 2]
+        shares = [min(1.0, usual / length) if length else 1.0 for length in lengths]
+        wanted = centre[r].double() + sum(step * share for step, share in zip(steps, shares, strict=True)) / len(who)
+        assert torch.allclose(clipped[r].double(), wanted, atol=1e-4)
+        if any(abs(length - 1.5 * usual) < 1e-6 * (1 + usual) for length in lengths):
+            continue  # on the edge rounding decides
+        near = [step for step, length in zip(steps, lengths, strict=True) if length <= 1.5 * usual]
+        assert torch.allclose(screened[r].double(), centre[r].double() + sum(near) / len(near), atol=1e-4)
+    with pytest.raises(BadValue):
+        robust.screened_mean(stack, 0.5)
+
+
 def slow_trust(alike):
     """FoolsGold, provider by provider."""
     n = len(alike)

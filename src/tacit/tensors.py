@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +38,25 @@ LONGEST_HEADER = 100_000_000
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors and text beside them; what stood at `path` is replaced at once, or kept if anything fails."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb", opener=_private) as file:
+            file.writelines(_pieces(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes that `save_tensors` writes."""
+    return b"".join(_pieces(tensors, metadata))
+
+
+def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[Any]:
     arrays = {
         name: np.asarray(t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t, order="C")
         for name, t in sorted(tensors.items())
@@ -49,19 +68,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        with open(draft, "wb", opener=_private) as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for array in arrays.values():
-                file.write(array.reshape(-1).view(np.uint8).data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        sync_folder(path.parent)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    yield len(text).to_bytes(8, "little") + text
+    for array in arrays.values():
+        yield array.reshape(-1).view(np.uint8).data
 
 
 def _private(path: str, flags: int) -> int:

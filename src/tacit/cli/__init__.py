@@ -25,6 +25,7 @@ from tacit.cli.keys import keys
 from tacit.cli.ledger import ledger
 from tacit.cli.network import join, serve
 from tacit.cli.peer import peer
+from tacit.cli.provider import provider
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
 from tacit.cli.tune import tune
@@ -42,6 +43,7 @@ app.add_typer(budget, name="budget")
 app.add_typer(keys, name="keys")
 app.add_typer(ledger, name="ledger")
 app.add_typer(peer, name="peer")
+app.add_typer(provider, name="provider")
 for command in (
     demo,
     models.train,
@@ -67,7 +69,7 @@ def _flow(text: str) -> str:
     return "\n\n".join(each if each.startswith("Example") else each.replace("\n", " ") for each in paragraphs)
 
 
-for known in (app, data, budget, keys, ledger, peer):
+for known in (app, data, budget, keys, ledger, peer, provider):
     for registered in known.registered_commands:
         registered.help = _flow(registered.callback.__doc__ or "")
 

@@ -150,7 +150,7 @@ def ledger_publish(
     read_manifest(folder)
     who, _ = open_key(key)
     with Ledger.load(folder, who=who) as opened:
-        branch = _only(opened.dag, model)
+        branch = only(opened.dag, model)
         parents = [CID.parse(each) for each in parent or ()]
         shared = run / "shareable"
         if not (shared / "privacy.json").is_file():
@@ -480,7 +480,8 @@ def _claims(claim: Any) -> str:
     return f"{count:,} release{'' if count == 1 else 's'}; protects {claim.unit}"
 
 
-def _only(dag: Dag, model: str | None) -> Branch:
+def only(dag: Dag, model: str | None) -> Branch:
+    """The model that is meant, by name or address; not said: the only one."""
     if model is not None:
         return dag.branch(model)
     if len(dag.branches) != 1:

@@ -148,6 +148,54 @@ def median(stack: Tensor, present: Tensor | None = None, before: Tensor | None =
     return _by_order(stack, present, before, middle)
 
 
+def clipped_mean(stack: Tensor, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+    """(n, d) row by row, the median plus the mean of the steps from it to each, none longer than the median step.
+
+    A liar moves a row by no more than an honest provider of the usual distance does. That is one step of centred
+    clipping, with a radius that each row sets for itself.
+
+    Karimireddy, He and Jaggi: "Learning from history for Byzantine robust optimization", ICML 2021.
+    """
+    return _from_median(stack, present, before, lambda length, usual: (usual / length.clamp(min=1e-300)).clamp(max=1.0))
+
+
+def screened_mean(stack: Tensor, far: float, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+    """(n, d) row by row, the mean of those that are not more than `far` times as far from the median as the median is.
+
+    Whoever is far from most others in a row says nothing about it, where a median still follows a little.
+    """
+    _check(far >= 1, f"far is at least 1, not {far}")
+    return _from_median(stack, present, before, lambda length, usual: (length <= far * usual).double(), weighted=True)
+
+
+def _from_median(
+    stack: Tensor,
+    present: Tensor | None,
+    before: Tensor | None,
+    share: Callable[[Tensor, Tensor], Tensor],
+    *,
+    weighted: bool = False,
+) -> Tensor:
+    """The median, and a mean of shares of the steps from it; a share follows a step's length and the median of these.
+
+    `weighted`: over the sum of shares, and not over all who have the row.
+    """
+    centre, at = median(stack, present, before), 0
+    whole = torch.empty_like(centre)
+    for rows, has, middle in _chunks(stack, present, centre):
+        steps = (rows - middle) * has[:, :, None]
+        length = steps.square().sum(-1).sqrt()
+        count = has.sum(0)
+        ordered = torch.where(has > 0, length, torch.inf).sort(0).values
+        usual = ordered.gather(0, ((count - 1).clamp(min=0) // 2).long()[None])[0]
+        part = share(length, usual) * has
+        total = (part.sum(0) if weighted else count).clamp(min=1e-300)
+        found = middle + (steps * part[:, :, None]).sum(0) / total[:, None]
+        whole[at : at + len(found)] = torch.where(count[:, None] > 0, found, middle).to(whole)
+        at += len(found)
+    return whole
+
+
 def _by_order(
     stack: Tensor, present: Tensor | None, before: Tensor | None, middle: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:

@@ -394,20 +394,24 @@ class Learner:
 
         The two are different triples, so that the larger cost is the cost.
         """
+        found = self.spent_by(self.pairing.trainings + 1 if reserved else self._started + self.trained)
+        if isinstance(self.votes, GaussianVotes):
+            found["train"] = joined([*found["train"], *(self.votes.reserved if reserved else self.votes.spent)])
+        if self.validation == "paid" and not reserved:
+            found["valid"] = joined([Segment(Gaussian(self.look_sigma), self.looks)])
+        return found
+
+    def spent_by(self, trainings: int) -> dict[str, Spent]:
+        """What so many trainings with a look after each release: the first one, and those after it."""
         train: list[Segment] = []
         privacy = self.settings.privacy
         if isinstance(privacy, Sound):
             _, rates, per_epoch = public_numbers(privacy, [self.graph], self.settings.training.batch)
             first, more = self.settings.training.epochs, self.pairing.retrain
-            epochs = self.epochs if reserved else first * self._started + more * self.trained
-            epochs += first * self.again
-            train += privacy.segments(rates[0], 0, epochs * per_epoch[0])
-        if isinstance(self.votes, GaussianVotes):
-            train += self.votes.reserved if reserved else self.votes.spent
-        valid: list[Segment] = []
-        if self.validation == "paid":
-            looks = self.pairing.trainings + 1 + self.again if reserved else self.looks
-            valid.append(Segment(Gaussian(self.look_sigma), looks))
+            epochs = (first + more * (trainings - 1)) if trainings else 0
+            train += privacy.segments(rates[0], 0, (epochs + first * self.again) * per_epoch[0])
+        looks = trainings + self.again if self.validation == "paid" and trainings else 0
+        valid = [Segment(Gaussian(self.look_sigma), looks)] if looks else []
         return {"train": joined(train), "valid": joined(valid)}
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -421,6 +425,16 @@ class Learner:
             self.trained += 1
         epochs = self.settings.training.epochs if first else self.pairing.retrain
         return epochs * -(-(len(self.graph.train) + triples) // self.settings.training.batch)
+
+    def resume(self, tables: Tables, trained: int) -> None:
+        """Go on from tables of an earlier process, which had so many trainings after the first; no draw is made twice.
+
+        Looks count as paid for; how good the tables are is not known any more.
+        """
+        epochs = self.settings.training.epochs + trained * self.pairing.retrain
+        private, each = self.fit.private, -(-len(self.graph.train) // self.settings.training.batch)
+        steps = epochs * (each if private is None else private.per_epoch[0])
+        self.restore(self.counts() | {"started": 1, "trained": trained, "steps": steps, "epochs": epochs}, tables, None)
 
     def train(self, tables: Tables, epochs: int, virtual: Virtual | None) -> Trained:
         own = fit = self.fit
@@ -446,7 +460,7 @@ class Learner:
         now = fit.cohort.tables
         tables = Tables(now.entity[:entities].clone(), now.relation[:relations].clone(),
                         tuple(shared.clone() for shared in now.shared))  # fmt: skip
-        return Trained(tables, self._scored(tables))
+        return Trained(tables, self.scored(tables))
 
     def _go_on_from(self, fit: Fit) -> None:
         """No draw is made twice: steps and epochs count on, whichever rows they were taken with."""
@@ -489,7 +503,7 @@ class Learner:
         """The model that is kept, or of other tables."""
         return Model(self.settings.scorer, tables or self.kept)
 
-    def _scored(self, tables: Tables) -> float:
+    def scored(self, tables: Tables) -> float:
         """How good tables are, by what may be looked at."""
         graph, model, memory = self.graph, self.model(tables), self.settings.evaluation.memory_mb
         if self.validation == "none" or not len(graph.valid):

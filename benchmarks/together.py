@@ -1,0 +1,151 @@
+"""How long many take to learn together, by a virtual clock: on a ledger, in FKGE's pairs, in FedE's rounds.
+
+    python benchmarks/together.py --data data --parts 10 --device cuda --out results
+
+The same parties, scorer and step of training: a step takes a thousandth of a second at everybody, a message a hundredth
+(`tacit.peers.meeting`). What is told is when the mean validation MRR of all first reached shares of the best of the
+three. Nothing is private, and nobody lies: it is about time. On a ledger everybody trains all the time; a round of
+FedE takes as long as the slowest does, and `--slow` makes one of them slower; a pair of FKGE is busy with each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from robustness import loaded
+
+from tacit.reproduction import Results, commit
+
+TABLE = "ledger-together"
+Course = list[tuple[float, float]]
+"""Virtual seconds, and the mean MRR then."""
+
+
+def on_a_ledger(parties: Any, settings: Any, updates: int, speeds: dict[int, float]) -> Course:
+    from statistics import mean
+
+    from tacit.federation.keys import Identity
+    from tacit.ledger.gathering import Gathering, MemoryLedger
+    from tacit.ledger.provider import Provider, Shelf, Terms
+    from tacit.ledger.record import Genesis, Model
+
+    who = [Identity.new(f"provider-{n}") for n in range(len(parties))]
+    ledger = MemoryLedger(who[0], Genesis("together", keys=tuple((each.name, each.public) for each in who)))
+    entity, relation = settings.scorer.widths(settings.dim)
+    ledger.open_model(who[0], Model(ledger.genesis, "model", entity, relation, parents=len(parties), committee=0,
+                                    quorum=0, standing=0))  # fmt: skip
+    shelf = Shelf(ledger, settings.training.device)
+    terms = Terms(parents=len(parties), recent=3 * len(parties), updates=updates, epochs=settings.training.epochs,
+                  gate="always", serve=False)  # fmt: skip
+    providers = [Provider(ledger, "model", who[n], graph, settings, terms, number=n, shelf=shelf)
+                 for n, graph in enumerate(parties)]  # fmt: skip
+    latest, course = dict.fromkeys(range(len(parties)), 0.0), Course()
+
+    def on_look(now: float, number: int, look: Any) -> None:
+        if look.score is not None:
+            latest[number] = look.score
+            course.append((now, mean(latest.values())))
+            shelf.forget(providers[0].branch.nodes[-4 * len(parties) :])
+
+    Gathering(providers, speeds=speeds).run(on_look=on_look)
+    return course
+
+
+def in_rounds(parties: Any, settings: Any, rounds: int, speeds: dict[int, float]) -> Course:
+    from tacit.federated import federate
+    from tacit.peers.meeting import LATENCY, STEP
+
+    epochs, batch = settings.training.epochs, settings.training.batch
+    slowest = max(-(-len(graph.train) // batch) / speeds.get(n, 1.0) for n, graph in enumerate(parties))
+    each, course = epochs * slowest * STEP + 2 * LATENCY, Course()
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "validation":
+            course.append((event["round"] * each, float(event["mrr"])))
+
+    chosen = settings.json()
+    chosen["evaluation"] |= {"every": 1, "patience": rounds}
+    chosen["federation"] = {"rounds": rounds, "local_epochs": epochs}
+    federate(parties, "fede", settings=chosen, on_event=on_event)
+    return course
+
+
+def in_pairs(parties: Any, settings: Any, trainings: int, speeds: dict[int, float]) -> Course:
+    from statistics import mean
+
+    from tacit.federation.transcript import Transcript
+    from tacit.peers.learner import Pairing
+    from tacit.peers.meeting import prepared
+
+    pairing = Pairing(mode="published", retrain=settings.training.epochs, trainings=trainings, patience=trainings)
+    meeting = prepared(parties, settings, pairing, alignment="links", transcript=Transcript(), public={}, speeds=speeds,
+                       lost=lambda message: False)  # fmt: skip
+    course: Course = []
+    until = step = 1.0
+    while not course or meeting._events:
+        meeting.run(until)
+        course.append((until, mean(peer.learner.score or 0.0 for peer in meeting.peers)))
+        until += step
+    return course
+
+
+def reached(course: Course, mrr: float) -> float | None:
+    """When it was first as good as that; None: never."""
+    return next((seconds for seconds, found in course if found >= mrr), None)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path)
+    options.add_argument("--dataset", default="fb15k-237")
+    options.add_argument("--sample", type=float, default=1.0)
+    options.add_argument("--parts", type=int, default=10)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--dim", type=int, default=64)
+    options.add_argument("--negatives", type=int, default=64)
+    options.add_argument("--batch", type=int, default=512)
+    options.add_argument("--rate", type=float, default=0.005)
+    options.add_argument("--epochs", type=int, default=3, help="of each update, round or training")
+    options.add_argument("--rounds", type=int, default=40, help="updates of each, rounds, or trainings")
+    options.add_argument("--slow", type=float, default=1.0, help="the speed of party 0")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    chosen = options.parse_args()
+    from tacit.parties import partition
+    from tacit.settings import Settings
+
+    parties = partition(loaded(chosen.data, chosen.dataset, chosen.sample), "triples", chosen.parts, seed=chosen.seed)
+    settings = Settings.make({
+        "seed": chosen.seed, "scorer": {"name": "transe", "dim": chosen.dim},
+        "negatives": {"count": chosen.negatives, "sides": "both"}, "optimizer": {"learning_rate": chosen.rate},
+        "training": {"batch": chosen.batch, "epochs": chosen.epochs, "device": chosen.device},
+    })  # fmt: skip
+    speeds = {0: chosen.slow}
+    courses, seconds = {}, {}
+    for name, way in (("ledger", on_a_ledger), ("fede", in_rounds), ("fkge", in_pairs)):
+        began = time.perf_counter()
+        courses[name] = way(parties, settings, chosen.rounds, speeds)
+        seconds[name] = time.perf_counter() - began
+        print(f"{name}: best MRR {max(mrr for _, mrr in courses[name]):.4f} in {seconds[name]:.0f} s", flush=True)
+    best = max(mrr for course in courses.values() for _, mrr in course)
+    for name, course in courses.items():
+        when = {f"{share:.0%}": reached(course, share * best) for share in (0.5, 0.7, 0.8, 0.9, 0.95)}
+        print(f"{name:8}", {share: None if at is None else round(at, 2) for share, at in when.items()}, flush=True)
+        every = max(1, math.ceil(len(course) / 100))
+        Results(chosen.out / f"{TABLE}.jsonl").append({
+            "table": TABLE, "dataset": chosen.dataset, "scorer": "transe", "setting": name, "parts": chosen.parts,
+            "seed": chosen.seed, "slow": chosen.slow, "metrics": {"mrr": max(mrr for _, mrr in course)},
+            "best": best, "reached": when, "course": course[::every], "published": {},
+            "seconds": round(seconds[name], 2), "device": chosen.device, "commit": commit(),
+            "command": "python benchmarks/together.py " + shlex.join(sys.argv[1:]),
+        })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

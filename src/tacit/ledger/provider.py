@@ -1,0 +1,556 @@
+"""A provider: it looks at a ledger, takes what others published, trains on its own graph, and publishes.
+
+One `step` is one look. The same code runs under a virtual clock (`gathering.py`) and as a process of its own; whatever
+a provider has to know when it comes back stands in the ledger.
+
+What a look at others' rows decides is told by the next update, so it may follow from released rows alone: those of
+others, and the own ones as they were published. Validation triples are looked at where nothing is claimed, where they
+are public, or by a noisy sum that is paid for (`Terms.validation`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tacit.draws import Purpose, Stream
+from tacit.errors import BadValue, TacitError
+from tacit.federation.keys import Identity
+from tacit.federation.messages import Refused
+from tacit.graph import Graph, Vocab
+from tacit.ledger.blobs import Rows, Withheld
+from tacit.ledger.cbor import CID
+from tacit.ledger.committee import own_number
+from tacit.ledger.dag import Branch, Node
+from tacit.ledger.defence import FEWEST, Defence, Pile
+from tacit.ledger.ledger import Ledger
+from tacit.ledger.record import LONGEST_REASON, Beacon, Claim, Record, Verdict
+from tacit.models import Scorer, Tables
+from tacit.models.tables import PARTS
+from tacit.peers.learner import Learner, Pairing, Trained
+from tacit.privacy.budget import Holding, Reservation
+from tacit.privacy.events import Segment, Spent, joined
+from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
+from tacit.privacy.privatizers import Sound
+from tacit.settings import Settings
+from tacit.tensors import pack_tensors
+from tacit.training import chosen_device
+
+LOG = logging.getLogger(__name__)
+Tensor = Any
+DEFAULT = Defence(checks=("norm", "cosine", "copies"), mean="mean", far=1.3, least=-0.1, odd=0.15)
+"""What a provider does if nothing else is said: chosen on validation triples, see docs/ledger.md."""
+PROBES, RELATIONS = 32, 8
+"""Heads that are asked for the tails of every relation, and how many relations at once."""
+NOT_SHARED = "a provider publishes rows of entities and relations: this scorer has weights beside them"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a provider takes part.
+
+    Attributes
+    ----------
+    parents
+        Updates that one is made from, at most, the own last one among them; the model's rule may allow fewer.
+    recent
+        How many of the model's last updates are looked at. Of each other provider the newest of them counts.
+    defence
+        Which of them are left out, and how the rest comes together.
+    gate
+        better: rows that came together are taken if they are better than the own ones, where validation costs nothing.
+        always: they are taken.
+    updates, epochs
+        How many updates it publishes at most, and the epochs of each after the first. What all of them cost is fixed
+        before the first.
+    validation, look_sigma, noise
+        See `tacit.peers.learner.Pairing`. own: for providers that claim nothing.
+    serve
+        Whether it stands for committees.
+    """
+
+    parents: int = 16
+    recent: int = 200
+    defence: Defence = DEFAULT
+    gate: Literal["better", "always"] = "better"
+    updates: int = 10
+    epochs: int = 10
+    validation: Literal["own", "public", "paid", "none"] | None = None
+    look_sigma: float | None = None
+    noise: Literal["system", "seeded"] = "system"
+    serve: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("parents", "recent", "updates", "epochs"):
+            if getattr(self, name) < 1:
+                raise BadValue(f"{name} is at least 1, not {getattr(self, name)}")
+        if self.gate not in ("better", "always"):
+            raise BadValue(f"gate is better or always; not {self.gate!r}")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What came of one look: updates that were taken, those that were not and why, and what was published."""
+
+    taken: tuple[CID, ...] = ()
+    left_out: Mapping[CID, str] = field(default_factory=dict)
+    update: CID | None = None
+    score: float | None = None
+    """By what may be looked at; None: nothing was trained."""
+    ended: str | None = None
+    """Why nothing more will come; None: there may."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A look whose update is not trained yet: rows to train from, who was left out, what was set aside for it."""
+
+    tables: Tables
+    left_out: Mapping[CID, str]
+    charge: Reservation | None = None
+
+
+class Shelf:
+    """Rows of updates that were read and verified, on a device; several providers of one process may share one."""
+
+    def __init__(self, ledger: Ledger, device: Any = "cpu"):
+        self.ledger, self.device = ledger, device
+        self._rows: dict[CID, Rows] = {}
+        self._answers: dict[CID, dict[tuple[str, str], float]] = {}
+        self._names: dict[tuple[str, ...], int] = {}
+        self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def rows(self, node: Node) -> Rows:
+        """Withheld, or refused with the reason."""
+        if node.cid not in self._rows:
+            found = self.ledger.rows(node)
+            moved = {part: getattr(found, part).to(self.device) for part in PARTS}
+            self._rows[node.cid] = replace(found, **moved)
+        return self._rows[node.cid]
+
+    def forget(self, kept: Sequence[Node]) -> None:
+        """All but these: memory is finite."""
+        cids = {node.cid for node in kept}
+        self._rows = {cid: rows for cid, rows in self._rows.items() if cid in cids}
+        self._answers = {cid: found for cid, found in self._answers.items() if cid in cids}
+
+    def answers(self, node: Node, scorer: Scorer) -> dict[tuple[str, str], float]:
+        """What rows say of heads that nobody chose: of each relation the commonest answers, (relation, tail), with the
+        share of these heads that have it. It follows from published rows alone.
+        """
+        if node.cid not in self._answers:
+            rows = self.rows(node)
+            order = sorted(range(len(rows.entities)), key=lambda at: _digest(node.update.model, rows.entities[at]))
+            heads = torch.tensor(order[:PROBES], device=rows.entity.device)
+            found: dict[tuple[str, str], float] = {}
+            with torch.no_grad():
+                for at in range(0, len(rows.relations), RELATIONS):
+                    some = rows.relation[at : at + RELATIONS]
+                    head = rows.entity[heads].repeat(len(some), 1)
+                    best = scorer.score_tails(head, some.repeat_interleave(len(heads), 0), rows.entity, ()).argmax(1)
+                    for relation, tails in enumerate(best.reshape(len(some), -1).tolist(), at):
+                        for tail, many in Counter(tails).most_common(3):
+                            found[rows.relations[relation], rows.entities[tail]] = many / len(heads)
+            self._answers[node.cid] = found
+        return self._answers[node.cid]
+
+    def places(self, own: Vocab, theirs: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """For each own name its place among theirs, and whether it has one."""
+        one, two = (self._names.setdefault(names, len(self._names)) for names in (tuple(own.names), theirs))
+        if (one, two) not in self._places:
+            index = {name: at for at, name in enumerate(theirs)}
+            found = np.fromiter((index.get(name, -1) for name in own.names), np.int64, len(own))
+            there = torch.from_numpy(found).to(self.device)
+            self._places[one, two] = there.clamp(min=0), there >= 0
+        return self._places[one, two]
+
+
+def _digest(model: CID, name: str) -> bytes:
+    return hashlib.sha256(model + name.encode()).digest()
+
+
+def first_tables(scorer: Scorer, dim: int, model: CID, graph: Graph) -> Tables:
+    """Rows before any training: each follows from the model's address and its name, so that all begin in one space."""
+    if scorer.shared_shapes(dim):
+        raise TacitError(NOT_SHARED)
+    seed = int.from_bytes(model[-8:], "big")
+    made = []
+    for part, names, width in zip(PARTS, (graph.entities, graph.relations), scorer.widths(dim), strict=True):
+        rows = []
+        for name in names:
+            digest = hashlib.sha256(f"{part}\0{name}".encode()).digest()
+            place = Stream(seed, Purpose.INIT, int.from_bytes(digest[:2], "big"), int.from_bytes(digest[2:6], "big"))
+            rows.append(scorer.initial(part, 1, width, dim, place))
+        made.append(torch.cat(rows))
+    tables = Tables(made[0], made[1])
+    tables.constrain(scorer)
+    return tables
+
+
+class Provider:
+    """One who takes part in a model of a ledger.
+
+    Parameters
+    ----------
+    ledger, model, who
+        Where, in what by its name or address, and as whom.
+    graph, settings
+        What it trains on, and how: `settings.training.epochs` are those of its first update.
+    number
+        Its number in draws.
+    holding
+        The budget that every training is charged to before it begins; a training that it does not pay for is the end.
+    shelf, first
+        Rows that were read, if several providers share them; rows before any training, if they are known.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        model: str,
+        who: Identity,
+        graph: Graph,
+        settings: Settings,
+        terms: Terms | None = None,
+        *,
+        number: int = 0,
+        holding: Holding | None = None,
+        shelf: Shelf | None = None,
+        first: Tables | None = None,
+    ):
+        self.ledger, self.who, self.graph, self.holding = ledger, who, graph, holding
+        self.terms = terms or Terms()
+        self.model = ledger.dag.branch(model).cid
+        rule = self.branch.model
+        if settings.scorer.shared_shapes(settings.dim):
+            raise TacitError(NOT_SHARED)
+        if settings.scorer.widths(settings.dim) != (rule.entity, rule.relation):
+            entity, relation = settings.scorer.widths(settings.dim)
+            raise TacitError(
+                f"the model {rule.name} has rows of {rule.entity} and {rule.relation} numbers, and these settings make "
+                f"{entity} and {relation}: set scorer.name and scorer.dim to what the model was opened for"
+            )
+        looks = self.terms.validation
+        if looks == "own" and not settings.privacy.sound:
+            looks = None  # nothing is claimed, and nothing said of what leaves: one's own triples decide
+        pairing = Pairing(
+            retrain=self.terms.epochs, trainings=self.terms.updates - 1, validation=looks,
+            look_sigma=self.terms.look_sigma, noise=self.terms.noise,
+        )  # fmt: skip
+        self.learner = Learner(number, graph, settings, {}, pairing)
+        self.shelf = shelf or Shelf(ledger, chosen_device(settings.training.device))
+        self.own: Tables | None = None
+        """The rows that were published last."""
+        self.base: Tables | None = None
+        """The rows that their training began with."""
+        self._first = first
+        self._parents: tuple[CID, ...] = ()
+        self._last: CID | None = None
+        self._come_back()
+
+    @property
+    def branch(self) -> Branch:
+        return self.ledger.dag.branches[self.model]
+
+    @cached_property
+    def first(self) -> Tables:
+        """Rows before any training, on the device where it will be."""
+        settings, device = self.learner.settings, self.shelf.device
+        made = self._first or first_tables(settings.scorer, settings.dim, self.model, self.graph)
+        return made.like(lambda tensor: tensor.to(device))
+
+    def _come_back(self) -> None:
+        """Go on from what was published under this key before."""
+        mine = [node for node in self.branch.nodes if node.by == self.who.public]
+        self.published = len(mine)
+        if not mine:
+            return
+        self._last = mine[-1].cid
+        rows = self.shelf.rows(mine[-1])
+        if rows.entities != tuple(self.graph.entities) or rows.relations != tuple(self.graph.relations):
+            raise TacitError("the last update under this key is of a graph with other names: go on with that graph, or "
+                             "with another key")  # fmt: skip
+        if self.holding is None and any(node.update.privacy is not None for node in mine):
+            claimed = joined(s for node in mine for s in (node.update.privacy.releases if node.update.privacy else ()))
+            if claimed != joined(s for spent in self.learner.spent_by(len(mine)).values() for s in spent):
+                raise TacitError(
+                    "earlier updates under this key were trained with other settings, and no budget keeps account of "
+                    "both: go on with those settings, or open a holding (tacit budget open)"
+                )
+        self.own = self.base = Tables(rows.entity, rows.relation)
+        self.learner.resume(self.own, min(len(mine), self.terms.updates) - 1)
+
+    # -- one look ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> Look:
+        """Look at the ledger once: serve, take, train, publish."""
+        begun = self.begin()
+        return begun if isinstance(begun, Look) else self.end(begun)
+
+    def begin(self) -> Begun | Look:
+        """Serve; set aside what the next update will cost, and take rows to train from. A look: there is no next."""
+        self.ledger.refresh()
+        self.serve()
+        if self.published >= self.terms.updates:
+            return Look(ended=f"all {self.terms.updates} updates are published")
+        charge = None
+        if self.holding is not None:
+            name = self.branch.model.name
+            try:
+                charge = self.holding.reserve(
+                    self.costs(), run=name, why=f"update {self.published + 1}", graph=self.graph
+                )
+            except TacitError as error:
+                return Look(ended=str(error))
+        return Begun(*self.take(), charge)
+
+    def end(self, begun: Begun, trained: Trained | None = None) -> Look:
+        """Train and publish; `trained`: it was done by someone else."""
+        trained = trained or self.train(begun.tables)
+        charge, costs = begun.charge, self.costs()
+        record = self.give(trained.tables, b"" if charge is None else bytes.fromhex(charge.head))
+        if charge is not None and self.holding is not None:
+            self.holding.settle(charge.number, costs)
+        return Look(self._parents, begun.left_out, record.cid, trained.score)
+
+    def take(self) -> tuple[Tables, dict[CID, str]]:
+        """Rows to train from, of the own ones and those of others that stand the checks; and who does not, and why."""
+        nodes, left_out = self.candidates()
+        before = self.own or self.first
+        piles, nodes = self.piles(nodes, left_out)
+        reasons = self.terms.defence.judge(piles) if nodes else []
+        left_out |= {node.cid: why for node, why in zip(nodes, reasons, strict=True) if why is not None}
+        kept = [at for at, why in enumerate(reasons) if why is None]
+        self._parents = () if self._last is None else (self._last,)
+        tables = before
+        if kept:
+            self._doubt([nodes[at] for at in kept], piles := [pile.only(kept) for pile in piles])
+            rows = self.terms.defence.combine(piles)
+            tables = Tables(rows[0], rows[1])
+            tables.constrain(self.learner.settings.scorer)
+            if self._worse(tables):
+                left_out |= dict.fromkeys(
+                    (nodes[at].cid for at in kept), "what came together is worse than the own rows"
+                )
+                tables = before
+            else:
+                self._parents += tuple(nodes[at].cid for at in kept)
+        self.base = tables
+        return tables, left_out
+
+    def _doubt(self, nodes: Sequence[Node], piles: Sequence[Pile]) -> None:
+        """Leave out rows of updates that answer what hardly anybody else does: that relation's, and that tail's."""
+        odd = self.terms.defence.odd
+        if odd is None or len(nodes) < FEWEST:
+            return
+        scorer = self.learner.settings.scorer
+        said = [self.shelf.answers(node, scorer) for node in nodes]
+        for at, answers in enumerate(said):
+            for (relation, tail), share in answers.items():
+                if share > odd and share - statistics.median(each.get((relation, tail), 0.0) for each in said) > odd:
+                    LOG.debug("an update is doubted in one relation and one tail")
+                    for pile, vocab, name in zip(piles, (self.graph.entities, self.graph.relations), (tail, relation),
+                                                 strict=True):  # fmt: skip
+                        if name in vocab:
+                            pile.present[at, vocab.id(name)] = False
+
+    def _worse(self, tables: Tables) -> bool:
+        """Whether validation says so, where that costs nothing and there are rows of one's own."""
+        if self.own is None or self.terms.gate == "always" or self.learner.validation not in ("own", "public"):
+            return False
+        if not len(self.graph.valid):
+            return False
+        return not self.learner.scored(tables) > self.learner.scored(self.own)
+
+    def candidates(self) -> tuple[list[Node], dict[CID, str]]:
+        """The newest update of each other provider that is not rejected, in the order of the log, as many as may be
+        parents; and those that are left out because of what the ledger says of them.
+        """
+        newest: dict[bytes, Node] = {}
+        left_out, weights = {}, dict[CID, bytes]()
+        for node in self.branch.nodes[-self.terms.recent :]:
+            if node.rejected:
+                left_out[node.cid] = "was rejected by the committee"
+            elif weights.setdefault(node.update.weights, node.by) != node.by:
+                left_out[node.cid] = "has the very weights of another's update"
+            elif node.by != self.who.public:
+                newest[node.by] = node
+        room = min(self.terms.parents, self.branch.model.parents) - (self._last is not None)
+        return sorted(newest.values(), key=lambda node: node.number)[-room:] if room else [], left_out
+
+    def piles(self, nodes: Sequence[Node], left_out: dict[CID, str]) -> tuple[list[Pile], list[Node]]:
+        """The rows of updates in the own order; those whose rows cannot be had are named."""
+        found, had = [], []
+        for node in nodes:
+            try:
+                found.append(self.shelf.rows(node))
+                had.append(node)
+            except (Withheld, Refused) as error:
+                left_out[node.cid] = str(error)
+        own = self.own or self.first
+        base = self.base or own
+        made = []
+        for part, vocab in zip(PARTS, (self.graph.entities, self.graph.relations), strict=True):
+            mine, start = getattr(own, part), getattr(base, part)
+            others = mine.new_zeros((len(found), *mine.shape))
+            present = torch.zeros(len(found), len(mine), dtype=torch.bool, device=mine.device)
+            for at, rows in enumerate(found):
+                place, has = self.shelf.places(vocab, rows.entities if part == "entity" else rows.relations)
+                others[at] = getattr(rows, part)[place]
+                present[at] = has
+            made.append(Pile(start, mine, others, present))
+        return made, had
+
+    def train(self, tables: Tables) -> Trained:
+        """Train from these rows; a training that diverges leaves them as they are, and is paid for."""
+        learner, first = self.learner, self.learner.best is None
+        learner.begun(first=first)
+        trained = learner.train(tables, learner.settings.training.epochs if first else self.terms.epochs, None)
+        learner.best = trained.tables
+        return trained
+
+    def news(self) -> bool:
+        """Whether there is something to do: the first update, one of another since the own last one, or none any more.
+
+        On the way it serves.
+        """
+        self.ledger.refresh()
+        self.serve()
+        if self._last is None or self.published >= self.terms.updates:
+            return True
+        last = self.ledger.dag.nodes[self._last].number
+        return any(node.by != self.who.public and not node.rejected for node in self.branch.nodes[last + 1 :])
+
+    # -- what it publishes ---------------------------------------------------------------------------------------------
+
+    def costs(self) -> Spent:
+        """What the next update releases: the steps of its training, and a look at validation triples where it pays."""
+        return self._costs(self.published, self.published + 1)
+
+    def _costs(self, first: int, last: int) -> Spent:
+        before, after = (self.learner.spent_by(min(many, self.terms.updates)) for many in (first, last))
+        had = {(name, segment.event): segment.count for name, spent in before.items() for segment in spent}
+        return joined(
+            Segment(segment.event, many)
+            for name, spent in after.items()
+            for segment in spent
+            if (many := segment.count - had.get((name, segment.event), 0))
+        )
+
+    def claim(self, holding: bytes = b"") -> Claim | None:
+        """What the next update may claim; None: it is not private."""
+        if not self.learner.private_rows or self.learner.simulated:
+            return None
+        privacy: Any = self.learner.settings.privacy
+        unit = "one triple" if privacy.unit == "triple" else f"one group of at most {privacy.group} triples"
+        whose = "of a party's training triples"
+        if privacy.has_public:
+            whose = "of those marked confidential"
+        if self.learner.validation == "paid":
+            whose += ", or of its validation triples"
+        neighbours = f"graphs that differ by {unit}, more or less, over the same names"
+        return Claim(self.costs(), f"{unit} {whose}", neighbours, holding)
+
+    def about(self) -> dict[str, Any]:
+        """What it takes part in, and how, as JSON has it."""
+        terms = asdict(self.terms)
+        return {
+            "genesis": str(self.ledger.genesis), "model": str(self.model), "key": self.who.public.hex(),
+            "graph": self.graph.fingerprint, "settings": self.learner.settings.json(), "terms": terms,
+            "budget": "" if self.holding is None else self.holding.name,
+        }  # fmt: skip
+
+    def statement(self) -> dict[str, Any]:
+        """What is guaranteed of all updates of this model under this key, those that are to come among them.
+
+        Only private training with secret noise has an epsilon. It is that of what was claimed before and of all that
+        may yet be released.
+        """
+        claim, privacy = self.claim(), self.learner.settings.privacy
+        mine = [node.update.privacy for node in self.branch.nodes if node.by == self.who.public]
+        if claim is None or not isinstance(privacy, Sound) or any(each is None for each in mine):
+            why = "the rows were trained without privacy, and tell of the triples"
+            if self.learner.simulated:
+                why = "the noise follows a seed: whoever knows it can take the noise away"
+            return {"guarantee": "none", "epsilon": None, "why": [why]}
+        from tacit.privacy.accountant import epsilon
+
+        parts = [segment for each in mine if each is not None for segment in each.releases]
+        releases = joined([*parts, *self._costs(self.published, self.terms.updates)])
+        budget = None
+        if self.holding is not None:
+            budget = {"name": self.holding.name, "head": self.holding.head}
+        return {
+            "guarantee": "differential privacy", "epsilon": epsilon(releases, privacy.delta), "delta": privacy.delta,
+            "unit": claim.unit, "neighbours": claim.neighbours, "releases": [[s.json() for s in releases]],
+            "covers": "every update of this model under this key, verdicts, and whatever is computed from these",
+            "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])], "budget": budget,
+        }  # fmt: skip
+
+    def give(self, tables: Tables, holding: bytes = b"") -> Record:
+        """Publish rows as an update made from what was taken last."""
+        record = self.publish(tables, holding)
+        self.own = tables.like(torch.clone)
+        self.published, self._last = self.published + 1, record.cid
+        return record
+
+    def publish(self, tables: Tables, holding: bytes = b"", graph: Graph | None = None) -> Record:
+        """Add an update with these rows to the ledger; by the names of the own graph, or of another."""
+        named = graph or self.graph
+        words = {"schema": "tacit.shared/1", "entities": "\n".join(named.entities),
+                 "relations": "\n".join(named.relations)}  # fmt: skip
+        data = pack_tensors({"entity": tables.entity, "relation": tables.relation}, words)
+        return self.ledger.publish_rows(self.who, str(self.model), data, self.claim(holding), self._parents)
+
+    # -- the committee -------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Stand for the next committee, and vote as a member of those of before.
+
+        Another's record may come first and make a number or a vote late; then the next look does what is due.
+        """
+        committee = self.branch.committee
+        if not self.terms.serve or not committee.rule.committee:
+            return
+        for batch in (0, committee.batch + 1):
+            beacon = Beacon(self.model, batch, own_number(self.who, self.model, batch))
+            with suppress(Refused):
+                committee.check_beacon(beacon, self.who.public)
+                self.ledger.publish(self.who, beacon)
+        if self.own is not None:
+            for verdict in self.verdicts():
+                with suppress(Refused):
+                    self.ledger.publish(self.who, verdict)
+
+    def verdicts(self) -> list[Verdict]:
+        """Votes by the own checks on all updates that are due: of each provider one at a time, as a look sees them.
+
+        Of weights that are withheld there is nothing to say.
+        """
+        dag, votes = self.ledger.dag, dict[int, dict[CID, str | None]]()
+        due = [dag.nodes[cid] for cid in self.branch.committee.due(self.who.public)]
+        while due:
+            now: dict[bytes, Node] = {}
+            for node in due:
+                now.setdefault(node.by, node)
+            due = [node for node in due if now[node.by] is not node]
+            missing: dict[CID, str] = {}
+            piles, nodes = self.piles(list(now.values()), missing)
+            for node, why in zip(nodes, self.terms.defence.judge(piles) if nodes else (), strict=True):
+                votes.setdefault(self.branch.committee.batch_of(node.cid), {})[node.cid] = why
+        made = []
+        for batch, found in sorted(votes.items()):
+            against = tuple(sorted((cid, why[:LONGEST_REASON]) for cid, why in found.items() if why is not None))
+            in_favour = tuple(sorted(cid for cid, why in found.items() if why is None))
+            made.append(Verdict(self.model, batch, in_favour, against))
+        return made
