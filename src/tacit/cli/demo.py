@@ -25,6 +25,7 @@ from tacit.sources import import_graph, read_mapping
 if TYPE_CHECKING:
     from tacit.attacks.attack import Findings
     from tacit.federated import FederatedRun
+    from tacit.models.model import Model
     from tacit.privacy.onerun import OneRun
 
 SETTINGS: dict[str, Any] = {
@@ -63,8 +64,12 @@ MEANT = {
     "secure": "FedR of which the server learns sums alone, and no names: still not private, for sums tell too",
     "private": "noisy counts of each hospital, added up",
     "published": "DP-FLames as its paper has it, for replication: no formal guarantee (tacit flaws says why)",
+    "peers": "FKGE in pairs, without a server, as its paper has it: no formal guarantee",
+    "ledger": "updates on a ledger, without a server, one provider a liar; nothing is private here",
     "pooled": "all in one place, as no one may ever see it",
 }
+UPDATES = 4
+"""Of each provider of the ledger."""
 
 
 def demo(
@@ -81,6 +86,7 @@ def demo(
     from tacit.reporting import report
     from tacit.run import create
     from tacit.settings import Settings, combine
+    from tacit.training import evaluated
 
     with new_folder(out_path, PARTIES, force=force) as folder, log_to(folder):
         with show.busy("making five hospitals", as_json):
@@ -98,8 +104,14 @@ def demo(
         with bar(pooled.settings, as_json, "all in one place") as on_event:
             pooled.train(on_event)
         fill_parties(hospitals, folder)
+        met = _peers(hospitals, seed, as_json)
+        listed, liar = _ledger(hospitals, seed, folder / "ledger", as_json)
         found, audited = _attacked(runs, as_json)
         scores = _scores(hospitals, runs, together, pooled)
+        for label, models in (("peers", met), ("ledger", listed)):
+            scores[label] = [
+                evaluated(model, graph, "test", pooled.settings) for model, graph in zip(models, hospitals, strict=True)
+            ]
         [example] = pooled.predict(head=hospitals[0].entities[0], relation=together.relations[0], top=1)
         with show.busy("writing the reports", as_json):
             several = list(runs.values())
@@ -113,7 +125,7 @@ def demo(
         facts |= {"imported": {"relations": marks, "confidential_share": share}, "communication": sent}
         facts |= {"attacks": {label: each.json() for label, each in found.items()}, "audit": audited.json()}
         facts |= {"report": str(out_path / "report.html"), "shareable": str(out_path / "shareable.html")}
-        print(json.dumps(facts | {"test": trained, "privacy": runs["private"].claim}))
+        print(json.dumps(facts | {"test": trained, "privacy": runs["private"].claim, "ledger": liar}))
         return
     show.out.rule("Five hospitals: each has its own patients, and a share of what medicine knows")
     show.parties(hospitals, statistics, views)
@@ -125,6 +137,10 @@ def demo(
         show.parties(made, tables[by], None)
     _show_results(hospitals, runs, scores, sent, found, audited)
     show.say(
+        f"The ledger: of {liar['updates']} updates {liar['lies']} were random weights of a liar; honest hospitals met "
+        f"these {liar['met']} times, and left them out {liar['left_out']} times."
+    )
+    show.say(
         f"\nWritten to {out_path}/. Open {out_path / 'report.html'} in a browser: it is for the owners; "
         f"{out_path / 'shareable.html'} is what others may see. To try next:\n"
         f"  tacit data inspect {out_path / hospitals.names[0]} --relations\n"
@@ -135,6 +151,8 @@ def demo(
         f"  tacit federate {out_path} --recipe fede --scorer rotate --dim 32 --rounds 50 --out runs/together\n"
         f"  tacit attack {out_path / 'federations' / 'fede'} --attack cia,lira --targets canaries --count 400\n"
         f"  tacit report {out_path / 'federations' / 'private'} --out private.html\n"
+        f"  tacit peer meet {out_path} --mode published --dim 32 --epochs 30 --set pairing.trainings=2 --out runs/met\n"
+        f"  tacit ledger verify {out_path / 'ledger'}\n"
         f"  tacit train {out_path / hospitals.names[0]} --scorer rotate --dim 32 --out runs/first\n"
         "  tacit data inspect YOUR-GRAPH.tsv\n"
         "  tacit data partition YOUR-GRAPH.tsv --by entities --parts 3 --out parts/"
@@ -152,6 +170,48 @@ def _federations(hospitals: Parties, seed: int, folder: Path, as_json: bool) -> 
         with rounds_bar(label, ROUNDS, as_json) as on_event:
             runs[label] = begun.train(on_event)
     return runs
+
+
+def _peers(hospitals: Parties, seed: int, as_json: bool) -> list[Model]:
+    """Each hospital's model after it met the others in pairs."""
+    from tacit.peers import PPAT, Pairing, meet
+    from tacit.settings import Settings, combine
+
+    settings = Settings.make(combine(SETTINGS, {"seed": seed}))
+    pairing = Pairing(mode="published", ppat=PPAT(epochs=2), retrain=20, trainings=2, patience=2)
+    with show.busy("hospitals meet in pairs", as_json):
+        return [peer.learner.model() for peer in meet(hospitals, settings, pairing).peers]
+
+
+def _ledger(hospitals: Parties, seed: int, folder: Path, as_json: bool) -> tuple[list[Model], dict[str, int]]:
+    """Each hospital's model from a ledger to which one more provider adds random weights; how often these were met."""
+    from tacit.attacks.liars import Gang, Liar
+    from tacit.federation.keys import Identity
+    from tacit.ledger.gathering import Gathering
+    from tacit.ledger.ledger import Ledger
+    from tacit.ledger.provider import Provider, Terms
+    from tacit.ledger.record import Genesis, Model
+    from tacit.settings import Settings, combine
+
+    who = [Identity.new(name) for name in (*hospitals.names, "liar")]
+    settings = Settings.make(combine(SETTINGS, {"seed": seed, "training": {"epochs": 20}}))
+    entity, relation = settings.scorer.widths(settings.dim)
+    ledger = Ledger.begin(folder, who[0], Genesis("demo", keys=tuple((each.name, each.public) for each in who)))
+    ledger.open_model(who[0], Model(ledger.genesis, "clinic", entity, relation, committee=0, quorum=0, standing=0))
+    terms = Terms(updates=UPDATES, epochs=10, serve=False)
+    providers = [Provider(ledger, "clinic", each, graph, settings, terms, number=number)
+                 for number, (each, graph) in enumerate(zip(who, hospitals, strict=False))]  # fmt: skip
+    liar = Liar(ledger, "clinic", who[-1], hospitals[0], settings, terms, number=len(providers))
+    liar.gang = Gang("random", 1, seed=seed)
+    gathering = Gathering([*providers, liar])
+    with show.busy("hospitals learn on a ledger, one provider lies", as_json):
+        gathering.run()
+    lies = {node.cid for node in liar.branch.nodes if node.by == who[-1].public}
+    looks = [look for _, number, look in gathering.looks if number < len(providers)]
+    out = sum(len(lies & look.left_out.keys()) for look in looks)
+    met = out + sum(len(lies & set(look.taken)) for look in looks)
+    counts = {"updates": len(liar.branch.nodes), "lies": len(lies), "met": met, "left_out": out}
+    return [provider.learner.model(provider.own) for provider in providers], counts
 
 
 def _attacked(runs: dict[str, FederatedRun], as_json: bool) -> tuple[dict[str, Findings], OneRun]:
