@@ -9,6 +9,7 @@ import multiprocessing
 import shutil
 import sqlite3
 import struct
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
+from ledgers import known
 from tacit import train
 from tacit.cli import app
 from tacit.clinic import clinic
@@ -34,16 +35,10 @@ from tacit.ledger.committee import Committee, chain, drawn, own_number
 from tacit.ledger.dag import Dag
 from tacit.ledger.ledger import WIDTH, Ledger, claim_of
 from tacit.ledger.log import MARK, SqliteLog
-from tacit.ledger.record import LARGEST, PURPOSE, Beacon, Claim, Genesis, Model, Record, Update, Verdict
+from tacit.ledger.record import LARGEST, PURPOSE, Beacon, Claim, Genesis, Model, Record, Revocation, Update, Verdict
 from tacit.privacy.events import Gaussian, Sampled, Segment
 from tacit.tensors import load_tensors, parse_tensors, save_tensors
 from test_cli import tacit
-
-
-def known(name):
-    """The same key in every process: it shows in the names of cases."""
-    return Identity(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))
-
 
 WHO = [known(f"provider-{n}") for n in range(6)]
 STRANGER = known("stranger")
@@ -227,6 +222,7 @@ BODIES = [
     SOME.body,
     Beacon(MODEL.cid, 3, bytes(32)),
     Verdict(MODEL.cid, 2, (SOME.cid,), ((GENESIS.cid, "too far from the others"),)),
+    Revocation(GENESIS.cid, bytes(32)),
 ]
 
 
@@ -389,6 +385,38 @@ def test_a_ledger_begins_with_its_genesis():
     dag.add(anybody)
     dag.add(Record.sign(Identity.new("newcomer"), Model(anybody.cid, "m", entity=1, relation=1)))
     assert len(dag.branch("m").nodes) == 0
+
+
+def test_a_revoked_key_is_refused_from_there_on_and_what_it_signed_before_stands():
+    mine = update(WHO[2], [MODEL], 1)
+    dag = filled(mine)
+    for who, key, genesis, reason in (
+        (WHO[3], WHO[2].public, GENESIS.cid, "only who began the ledger may"),
+        (STRANGER, STRANGER.public, GENESIS.cid, "not admitted"),
+        (WHO[0], STRANGER.public, GENESIS.cid, "never admitted"),
+        (WHO[0], WHO[2].public, MODEL.cid, "of another ledger"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            dag.add(Record.sign(who, Revocation(genesis, key)).data)
+    assert not dag.revoked
+    dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[2].public)).data)  # by who began it
+    dag.add(Record.sign(WHO[3], Revocation(GENESIS.cid, WHO[3].public)).data)  # by itself
+    for record in (
+        update(WHO[2], [mine], 2),
+        Record.sign(WHO[3], Model(GENESIS.cid, "new", entity=1, relation=1)),
+        Record.sign(WHO[3], Beacon(MODEL.cid, 0, bytes(32))),
+        Record.sign(WHO[2], Revocation(GENESIS.cid, WHO[2].public)),
+    ):
+        with pytest.raises(Refused, match="which was revoked before"):
+            dag.add(record.data)
+    with pytest.raises(Refused, match="revokes a key that was revoked before"):
+        dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[3].public)).data)
+    assert mine.cid in dag.branch("drugs").open_ends
+    dag.add(update(WHO[1], [mine], 2).data)  # and may be built on
+    assert dag.json()["revoked"] == ["provider-2", "provider-3"]
+    dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[0].public)).data)  # whoever began it too, and then nobody
+    with pytest.raises(Refused, match="which was revoked before"):
+        dag.add(Record.sign(WHO[0], Revocation(GENESIS.cid, WHO[1].public)).data)
 
 
 def test_there_are_no_cycles():
@@ -698,12 +726,75 @@ def test_nobody_judges_an_update_of_his_own():
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_keeps_the_order_and_is_only_added_to(tmp_path):
-    log = SqliteLog(tmp_path / "log", create=True)
-    assert list(log.read()) == []
-    assert log.append([("a", b"1"), ("b", b"2")]) == 0
-    assert SqliteLog(tmp_path / "log").append([("a", b"1")]) == 2
-    assert [(each.position, each.name, each.data) for each in log.read(1)] == [(1, "b", b"2"), (2, "a", b"1")]
+@contextlib.contextmanager
+def at_broker(folder):
+    """A function that makes a connection of somebody's to a ledger that has not begun."""
+    pytest.importorskip("nats", reason="the extra nats is not installed")
+    from ledgers import Operated, roster
+    from tacit.ledger.jetstream import Remote
+
+    with contextlib.ExitStack() as open_, Operated(folder / "broker", roster(), "drugs") as broker:
+
+        def connect(n=0):
+            found = open_.enter_context(Remote(broker.place, WHO[n], ca=broker.ca))
+            found.make()
+            return found
+
+        yield broker, connect
+
+
+@contextlib.contextmanager
+def sqlite_logs(folder):
+    SqliteLog(folder / "log", create=True)
+    yield lambda n=0: SqliteLog(folder / "log")
+
+
+@contextlib.contextmanager
+def stream_logs(folder):
+    with at_broker(folder) as (_, connect):
+        yield lambda n=0: connect(n).log
+
+
+LOGS = {"sqlite": sqlite_logs, "jetstream": stream_logs}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_every_log_keeps_the_order_and_adds_all_or_nothing(tmp_path, kind):
+    with LOGS[kind](tmp_path) as opened:
+        log, other = opened(0), opened(1)
+        assert list(log.read()) == list(log.read(7)) == []
+        assert log.append([("a", b"1"), ("b", b"2")]) == 0
+        assert other.append([("a", b"1")]) == 2  # the same again is another entry
+        assert log.append([]) == 3
+        assert other.append([("", b"")]) == 3
+        shown = [(each.position, each.name, each.data) for each in other.read(1)]
+        assert shown == [(1, "b", b"2"), (2, "a", b"1"), (3, "", b"")]
+        with pytest.raises(TacitError):
+            log.append([("c", b"3"), ("d", None), ("e", b"5")])
+        assert list(log.read(4)) == []
+        many = [(f"n{n}", bytes((n % 256,)) * (n % 90)) for n in range(700)]
+        assert log.append(many) == 4
+        assert [(each.name, each.data) for each in other.read(4)] == many
+        assert [each.position for each in log.read()] == list(range(704))
+
+        def write(log, tag):
+            for n in range(15):
+                log.append([(f"{tag}{n}", b"x"), (f"{tag}{n}'", b"y")])
+
+        threads = [threading.Thread(target=write, args=each) for each in ((log, "l"), (other, "o"))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(120)
+        found = list(log.read(704))
+        assert found == list(other.read(704))
+        assert [each.position for each in found] == list(range(704, 764))
+        for first, second in zip(found[::2], found[1::2], strict=True):
+            assert second.name == first.name + "'"  # what was added at once stands together
+
+
+def test_a_log_in_a_file_is_only_added_to(tmp_path):
+    SqliteLog(tmp_path / "log", create=True).append([("a", b"1")])
     with sqlite3.connect(tmp_path / "log") as base:
         for words in ("DELETE FROM entries", "UPDATE entries SET data = x'00'"):
             with pytest.raises(sqlite3.DatabaseError, match="only added to"):
@@ -766,22 +857,54 @@ def test_a_log_cut_short_while_it_was_written_is_as_before(ledger):
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_given_as_they_were_put_or_not_at_all(tmp_path):
-    blobs = BlobFolder(tmp_path)
-    cid = blobs.put(b"hello")
-    assert blobs.put(b"hello") == cid == CID.of(b"hello")
-    assert blobs.get(cid, 5) == b"hello"
-    assert list(blobs) == [str(cid)]
-    with pytest.raises(Refused, match="more than 4 bytes"):
-        blobs.get(cid, 4)
-    with pytest.raises(Withheld, match="ask their provider"):
-        blobs.get(CID.of(b"other"), 5)
-    [path] = tmp_path.glob("??/*")
-    path.write_bytes(b"hallo")
-    with pytest.raises(Refused, match="holds other bytes"):
-        blobs.get(cid, 5)
-    assert blobs.put(b"hello") == cid  # and is mended
-    assert blobs.get(cid, 5) == b"hello"
+@contextlib.contextmanager
+def folder_blobs(folder):
+    def spoil(data, other):
+        [path] = [path for path in folder.glob("??/*") if path.read_bytes() == data]
+        path.unlink() if other is None else path.write_bytes(other)
+
+    yield BlobFolder(folder), spoil
+
+
+@contextlib.contextmanager
+def stream_blobs(folder):
+    with at_broker(folder) as (broker, connect):
+        from ledgers import rewrite
+        from tacit.ledger.jetstream import blob_stream
+
+        def spoil(data, other):
+            def change(number, subject, headers, there):
+                if other is None:
+                    return None
+                return headers, other if there == data else there
+
+            rewrite(broker, blob_stream("drugs"), change)
+
+        yield connect().blobs, spoil
+
+
+BLOBS = {"folder": folder_blobs, "object store": stream_blobs}
+
+
+@pytest.mark.parametrize("kind", BLOBS)
+def test_weights_are_given_as_they_were_put_or_not_at_all(tmp_path, kind):
+    with BLOBS[kind](tmp_path) as (blobs, spoil):
+        cid = blobs.put(b"hello")
+        assert blobs.put(b"hello") == cid == CID.of(b"hello")
+        assert blobs.get(cid, 5) == blobs.get(cid, 500) == b"hello"
+        assert blobs.get(blobs.put(b""), 0) == b""
+        with pytest.raises(Refused, match="more than 4 bytes"):
+            blobs.get(cid, 4)
+        with pytest.raises(Withheld, match="ask their provider"):
+            blobs.get(CID.of(b"other"), 5)
+        spoil(b"hello", b"hallo")
+        with pytest.raises(Refused, match="other bytes"):
+            blobs.get(cid, 5)
+        assert blobs.put(b"hello") == cid  # and is mended
+        assert blobs.get(cid, 5) == b"hello"
+        spoil(b"hello", None)
+        with pytest.raises(Withheld):
+            blobs.get(cid, 5)
 
 
 def test_rows_are_checked_before_anybody_uses_them():
@@ -864,18 +987,18 @@ def test_reading_on_comes_to_the_same_as_reading_from_the_beginning(ledger):
 
 def test_every_stored_record_that_is_changed_is_found_named_and_ignored(ledger, tmp_path):
     for position in range(1, len(ledger)):
-        for known in (True, False):  # by a reader who has seen it before, and by one who has not
-            copy = tmp_path / f"copy-{position}-{known}"
+        for before in (True, False):  # by a reader who has seen it before, and by one who has not
+            copy = tmp_path / f"copy-{position}-{before}"
             shutil.copytree(ledger.folder, copy)
-            if not known:
+            if not before:
                 (copy / "seen").unlink()
             there = entry(ledger, position)
             changed = there.data[:-1] + bytes((there.data[-1] ^ 1,))
-            tamper(Ledger.load(copy) if known else _unread(copy), "UPDATE entries SET data = ? WHERE position = ?",
+            tamper(Ledger.load(copy) if before else _unread(copy), "UPDATE entries SET data = ? WHERE position = ?",
                    changed, position)  # fmt: skip
             found = Ledger.load(copy)
             assert f"record {position} ({there.name})" == found.faults[0].where
-            assert ("history was rewritten" if known else "holds other bytes") in found.faults[0].reason
+            assert ("history was rewritten" if before else "holds other bytes") in found.faults[0].reason
             assert CID.parse(there.name) not in found.dag
             assert len(found.dag) == position  # what came after was built on it
             assert [fault.where for fault in found.verify().faults[: len(found.faults)]] == [
@@ -1158,6 +1281,18 @@ def test_the_commands(tmp_path, monkeypatch):
     assert str(two.cid) in say("show", "ledger", "--json")
     assert "their word" in shown
     assert "epsilon" not in shown
+    lines = [json.loads(line) for line in say("follow", "ledger", "--until", "5", "--weights", "--json").splitlines()]
+    assert [line["kind"] for line in lines] == ["genesis", "model", "model", "update", "update"]
+    assert lines[4]["record"] == str(two.cid)
+    assert lines[4]["privacy"]["releases"] == json.loads(
+        json.dumps([segment.json() for segment in two.update.privacy.releases])
+    )
+    assert say("follow", "ledger", "--new", "--minutes", "0") == ""
+    assert f"4 update of drugs by south: {two.cid}" in say("follow", "ledger", "--minutes", "0.01")
+    assert "only who began the ledger may" in say("revoke", "ledger", "north", "--key", "south.key", code=2)
+    assert "Revoked the key of south" in say("revoke", "ledger", "south", "--key", "north.key")
+    assert "which was revoked" in say("publish", "ledger", "private", "--key", "south.key", "--model", "drugs", code=2)
+    assert "Revoked: south" in say("show", "ledger")
     assert json.loads(say("show", "ledger", "--model", "drugs", "--json"))["models"][0]["tips"] == [str(two.cid)]
     assert say("show", "ledger", "--dot").startswith("digraph ledger {")
     [blob] = (tmp_path / "ledger" / "blobs").glob("??/*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -22,6 +23,7 @@ SMALL = clinic("small", 1)
 KEYS = "--key coordinator.key --roster roster.json"
 NORTH = "--key north.key --roster roster.json"
 OPEN = "--open --model m --entity 4"
+AT = "tls://127.0.0.1:1/x --ca ca.pem"
 PLAN = "--n 1000 --batch 100 --delta 1e-5"
 
 # Each command's mistakes: what is typed after it, and what the message has to say.
@@ -248,6 +250,13 @@ WRONG = {
         "ledger --key north.key --model drugs --entity 5": "which there is already",
         "ledger --key keeper.key --model m --entity 4": "which is not admitted",
         "broken --key north.key --model m --entity 4": "no whole log",
+        f"new {OPEN} --key north.key --log nonsense": "a ledger's address is such as tls://",
+        f"new {OPEN} --key north.key --log nats://127.0.0.1:1/x": "is without TLS",
+        f"new {OPEN} --key north.key --log tls://127.0.0.1:1/x": "needs the broker's ca.pem",
+        f"new {OPEN} --key north.key --log tls://127.0.0.1:1/x --ca binary.tsv": "is no certificate",
+        f"new {OPEN} --key north.key --replicas 9 --log {AT}": "--replicas",
+        f"taken {OPEN} --key north.key --log {AT}": "exists already",
+        f"ledger --key north.key --model m --entity 4 --log {AT}": "where it is was said when it began",
     },
     "ledger publish": {
         "absent run --key north.key": "absent: is no ledger",
@@ -270,6 +279,34 @@ WRONG = {
         "taken": "taken: is no ledger",
         "broken --dot": "no whole log",
         "ledger --model nothing": "There are: drugs",
+        "far": "the key that logs in to its broker, nowhere.key, is not there: say which by --key",
+    },
+    "ledger follow": {
+        "absent": "absent: is no ledger",
+        "broken": "no whole log",
+        "ledger --until 0": "--until",
+        "ledger --minutes -1": "--minutes",
+        "far --key north.pub": "It is a public one",
+    },
+    "ledger join": {
+        "new --log tls://127.0.0.1:1/x --genesis nonsense --key north.key": "'nonsense' is no address",
+        f"new --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.pub": "It is a public one",
+        f"new --log nonsense --genesis {CID.of(b'')} --key north.key": "a ledger's address is such as tls://",
+        f"new --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "needs the broker's ca.pem",
+        f"taken --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "exists already",
+    },
+    "ledger revoke": {
+        "absent --key north.key": "absent: is no ledger",
+        "ledger nobody --key north.key": "There are: north",
+        "ledger north --key south.key": "which is not admitted",
+        "ledger --key north.pub": "It is a public one",
+    },
+    "ledger serve": {
+        "new drugs --roster binary.tsv": "is no roster",
+        "new a/b --roster roster.json": "a ledger's name at a broker has letters",
+        "new drugs --roster roster.json --listen nonsense": "--listen is an address and a port",
+        "new drugs --roster roster.json --listen 0.0.0.0:4222": "needs the names by which",
+        "new drugs --roster roster.json --room -1": "--room is a number of GB above 0",
     },
 }
 CASES = [(command, words) for command, mistakes in WRONG.items() for words in mistakes]
@@ -311,6 +348,10 @@ def place(tmp_path_factory):
     ledger.open_model(north, Model(ledger.genesis, "drugs", entity=4, relation=4))
     shutil.copytree(folder / "ledger", folder / "broken")
     (folder / "broken" / "log.sqlite").write_bytes(bytes(range(256)) * 40)
+    shutil.copytree(folder / "ledger", folder / "far")
+    far = json.loads((folder / "ledger" / "ledger.json").read_text())
+    told = far | {"log": "tls://127.0.0.1:1/x", "key": "nowhere.key"}
+    (folder / "far" / "ledger.json").write_text(json.dumps(told))
     write_graph(SMALL[0], folder / "graph")
     return folder
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +13,29 @@ import typer
 
 from tacit.cli import show
 from tacit.cli.keys import open_key
+from tacit.cli.network import CaFile, Hosts, Listen, Plain, looking_after, split_listen, stops_kindly, warn_plain
 from tacit.cli.options import AsJson
 from tacit.errors import TacitError
-from tacit.folders import read_json
+from tacit.folders import check_free, read_json
 
 if TYPE_CHECKING:
+    from tacit.ledger.cbor import CID
     from tacit.ledger.dag import Branch, Dag
-    from tacit.ledger.ledger import Ledger
+    from tacit.ledger.ledger import Ledger, News
 
 ledger = typer.Typer(no_args_is_help=True, help="Publish and verify updates of models, without a server.")
 Folder = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger's folder.")]
 Key = Annotated[Path, typer.Option("--key", help="Your private key, NAME.key: it signs what you add.")]
+Login = Annotated[
+    Path | None,
+    typer.Option("--key", help="Of a ledger at a broker: your private key. Default: the one that was used at first."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--log", help="Keep it at a broker: the address and a name, such as tls://broker:4222/drugs."),
+]
+PAUSE = 0.5
+"""Seconds between two looks for something new."""
 Anchor = Annotated[
     str | None, typer.Option("--genesis", help="The ledger's address, as you were told it: it must be this one.")
 ]
@@ -48,49 +63,66 @@ def ledger_init(
         typer.Option(help="How many have to stand for a committee. Default: more than half of those admitted."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Updates between two elections.")] = 10,
+    log: Address = None,
+    ca: CaFile = None,
+    plain: Plain = False,
+    replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers of the broker that keep a new ledger.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Begin a ledger with a model; or open another model on a ledger that is there.
 
+    A ledger is in its folder; or with --log at a broker (tacit ledger serve), and in the folder is what you have read
+    of it. Every other command takes the folder, wherever the ledger is.
+
     Examples:
       tacit ledger init ledger --key north.key --roster roster.json --model drugs --entity 64
+      tacit ledger init mine --key north.key --open --model m --entity 64 --log tls://hub:4222/x --ca ca.pem
       tacit ledger init ledger --key north.key --model genes --entity 128 --committee 7
     """
     from tacit.federation.keys import Roster
     from tacit.ledger.cbor import CID, DAG_CBOR
+    from tacit.ledger.jetstream import Remote, split_address
     from tacit.ledger.ledger import MANIFEST, Ledger
     from tacit.ledger.record import Genesis, Model
 
     who, _ = open_key(key)
-    new = not (folder / MANIFEST).is_file()
-    if new and (roster is None) != anyone:
-        raise TacitError("a new ledger says who may write in it: by --roster, or everybody by --open.")
-    if not new and (roster is not None or anyone):
-        raise TacitError(f"{folder} is a ledger already: who may write in it was said when it began.")
-    if new:
-        known = None if roster is None else Roster.load(roster)
-        listed = () if known is None else tuple((name, known.public(name)) for name in known.names)
-        genesis = Genesis(folder.resolve().name, "open" if anyone else "listed", listed)
-    else:
-        opened = Ledger.load(folder)
-        genesis = opened.dag.rules
-    decide = committee // 2 + 1 if quorum is None else quorum
-    stand = max(decide, len(genesis.keys) // 2 + 1 if genesis.keys else committee) if standing is None else standing
-    rules: dict[str, Any] = {
-        "name": model, "entity": entity, "relation": relation or entity, "task": task, "parents": parents,
-        "committee": committee, "quorum": decide, "standing": stand, "batch": batch,
-    }  # fmt: skip
-    Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
-    if new:
-        opened = Ledger.begin(folder, who, genesis)
-    branch = opened.open_model(who, Model(opened.genesis, **rules))
-    if as_json:
-        print(json.dumps({"ledger": str(folder), "genesis": str(opened.genesis), "model": str(branch.cid)}))
-        return
-    if new:
-        show.say(f"{folder} is the ledger {opened.genesis}")
-        show.say("Read that address out to whoever joins: it stands for who may write.")
-    show.say(f"The model {model} is {branch.cid}")
+    with ExitStack() as running:
+        new = not (folder / MANIFEST).is_file()
+        if new and (roster is None) != anyone:
+            raise TacitError("a new ledger says who may write in it: by --roster, or everybody by --open.")
+        if not new and (roster is not None or anyone or log is not None):
+            what = "where it is" if log is not None else "who may write in it"
+            raise TacitError(f"{folder} is a ledger already: {what} was said when it began.")
+        if new:
+            known = None if roster is None else Roster.load(roster)
+            listed = () if known is None else tuple((name, known.public(name)) for name in known.names)
+            name = folder.resolve().name if log is None else split_address(log)[1]
+            genesis = Genesis(name, "open" if anyone else "listed", listed)
+        else:
+            opened = running.enter_context(Ledger.load(folder, who=who))
+            genesis = opened.dag.rules
+        decide = committee // 2 + 1 if quorum is None else quorum
+        stand = max(decide, len(genesis.keys) // 2 + 1 if genesis.keys else committee) if standing is None else standing
+        rules: dict[str, Any] = {
+            "name": model, "entity": entity, "relation": relation or entity, "task": task, "parents": parents,
+            "committee": committee, "quorum": decide, "standing": stand, "batch": batch,
+        }  # fmt: skip
+        Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
+        if new:
+            remote = None
+            if log is not None:
+                check_free(folder, MANIFEST)
+                warn_plain(plain)
+                remote = running.enter_context(Remote(log, who, ca=ca, plain=plain))
+            opened = Ledger.begin(folder, who, genesis, remote, replicas=replicas, key=key)
+        branch = opened.open_model(who, Model(opened.genesis, **rules))
+        if as_json:
+            print(json.dumps({"ledger": str(folder), "genesis": str(opened.genesis), "model": str(branch.cid)}))
+            return
+        if new:
+            show.say(f"{folder} is the ledger {opened.genesis}")
+            show.say("Read that address out to whoever joins: it stands for who may write.")
+        show.say(f"The model {model} is {branch.cid}")
 
 
 @ledger.command("publish")
@@ -113,23 +145,24 @@ def ledger_publish(
       tacit ledger publish ledger runs/mine --key north.key --model drugs
     """
     from tacit.ledger.cbor import CID
-    from tacit.ledger.ledger import Ledger, claim_of
+    from tacit.ledger.ledger import Ledger, claim_of, read_manifest
 
-    opened = Ledger.load(folder)
-    branch = _only(opened.dag, model)
-    parents = [CID.parse(each) for each in parent or ()]
+    read_manifest(folder)
     who, _ = open_key(key)
-    shared = run / "shareable"
-    if not (shared / "privacy.json").is_file():
-        raise TacitError(f"{run}: is no run: it has no shareable/privacy.json. tacit train makes one.")
-    try:
-        claim = claim_of(read_json(shared / "privacy.json", "tacit.privacy/1", {"guarantee": str}))
-    except TacitError as error:
-        raise TacitError(f"{run}: {error}") from None
-    weights = shared / "model.safetensors"
-    if not weights.is_file():
-        raise TacitError(f"{run}: shares no model: it is not finished. tacit train --resume {run} goes on with it.")
-    record = opened.publish_rows(who, str(branch.cid), weights.read_bytes(), claim, parents)
+    with Ledger.load(folder, who=who) as opened:
+        branch = _only(opened.dag, model)
+        parents = [CID.parse(each) for each in parent or ()]
+        shared = run / "shareable"
+        if not (shared / "privacy.json").is_file():
+            raise TacitError(f"{run}: is no run: it has no shareable/privacy.json. tacit train makes one.")
+        try:
+            claim = claim_of(read_json(shared / "privacy.json", "tacit.privacy/1", {"guarantee": str}))
+        except TacitError as error:
+            raise TacitError(f"{run}: {error}") from None
+        weights = shared / "model.safetensors"
+        if not weights.is_file():
+            raise TacitError(f"{run}: shares no model: it is not finished. tacit train --resume {run} goes on with it.")
+        record = opened.publish_rows(who, str(branch.cid), weights.read_bytes(), claim, parents)
     node = opened.dag.nodes[record.cid]
     if as_json:
         told = {"update": str(record.cid), "weights": str(node.update.weights), "number": node.number}
@@ -140,7 +173,7 @@ def ledger_publish(
 
 
 @ledger.command("verify")
-def ledger_verify(folder: Folder, anchor: Anchor = None, as_json: AsJson = False) -> None:
+def ledger_verify(folder: Folder, anchor: Anchor = None, key: Login = None, as_json: AsJson = False) -> None:
     """Verify everything again: each signature, each record, each file of weights. Exit code 2 if something is wrong.
 
     What is wrong is named, and ignored by everyone: whoever reads the same log comes to the same result. Compare the
@@ -150,10 +183,8 @@ def ledger_verify(folder: Folder, anchor: Anchor = None, as_json: AsJson = False
       tacit ledger verify ledger
     """
     from tacit.ledger.cbor import CID
-    from tacit.ledger.ledger import Ledger
 
-    opened = Ledger.load(folder, None if anchor is None else CID.parse(anchor))
-    with show.busy("verifying", as_json):
+    with _open(folder, key, None if anchor is None else CID.parse(anchor)) as opened, show.busy("verifying", as_json):
         found = opened.verify()
     counts = dict(found.dag.counts)
     if as_json:
@@ -177,6 +208,7 @@ def ledger_show(
     folder: Folder,
     model: Annotated[str | None, typer.Option(help="This model alone, by name or address.")] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph in Graphviz's language.")] = False,
+    key: Login = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what stands in a ledger: models, their newest updates, who reviews them, what providers claim.
@@ -185,9 +217,8 @@ def ledger_show(
       tacit ledger show ledger
       tacit ledger show ledger --model drugs --dot
     """
-    from tacit.ledger.ledger import Ledger
-
-    opened = Ledger.load(folder)
+    with _open(folder, key) as opened:
+        pass  # all that is shown was read
     branches = list(opened.dag.branches.values()) if model is None else [opened.dag.branch(model)]
     if dot:
         print("\n".join(opened.dag.dot(branches)))
@@ -198,6 +229,223 @@ def ledger_show(
         return
     show.say(f"{folder}: the ledger {opened.genesis}, {len(opened):,} records, head {opened.head[:16]}...", "bold")
     _show(opened, branches)
+
+
+@ledger.command("follow")
+def ledger_follow(
+    folder: Folder,
+    new: Annotated[
+        bool, typer.Option("--new", help="Only what comes from now on. Default: from the beginning.")
+    ] = False,
+    until: Annotated[int | None, typer.Option(min=1, help="End when so many were shown.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="End after so many minutes.")] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Fetch and verify the weights of each update too.")
+    ] = False,
+    key: Login = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show records as they come, each verified; what is wrong is named. Ends with --until, --minutes or Ctrl-C.
+
+    If history was rewritten, it says so and ends. Exit code 2 if anything was wrong. With --json each record, or fault,
+    is one line.
+
+    Examples:
+      tacit ledger follow ledger
+      tacit ledger follow ledger --new --until 10 --json
+    """
+    from tacit.federation.letters import Away
+    from tacit.ledger.ledger import Fault, News
+
+    waiting: list[News] = []
+    with _open(folder, key, tell=None if new else waiting.append) as opened:
+        opened.tell(waiting.append)
+        shown = faults = 0
+        end = None if minutes is None else time.monotonic() + 60 * minutes
+        away = False
+
+        def tell(news: News) -> None:
+            nonlocal shown, faults
+            shown, faults = shown + 1, faults + isinstance(news.found, Fault)
+            _tell(opened, news, as_json)
+
+        try:
+            while True:
+                for news in waiting:
+                    if shown == until:
+                        break
+                    tell(news)
+                    if not weights or isinstance(news.found, Fault) or news.found.cid not in opened.dag.nodes:
+                        continue
+                    if fault := opened.fault_of(news.found.cid):
+                        tell(News(news.position, fault))
+                waiting.clear()
+                if shown == until or opened.rewritten or (end is not None and time.monotonic() >= end):
+                    break
+                time.sleep(PAUSE)
+                try:
+                    opened.refresh()
+                    away = False
+                except Away as error:
+                    if not away:
+                        show.warn_aside(f"{error} It is tried again.")
+                    away = True
+        except KeyboardInterrupt:
+            pass
+    if faults:
+        raise typer.Exit(2)
+
+
+@ledger.command("join")
+def ledger_join(
+    folder: Folder,
+    log: Annotated[str, typer.Option(help="Where the ledger is, such as tls://broker:4222/drugs.")],
+    genesis: Annotated[str, typer.Option(help="The ledger's address, as whoever began it read it out.")],
+    key: Annotated[Path, typer.Option("--key", help="Your private key, NAME.key: it logs in to the broker.")],
+    ca: CaFile = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take part in a ledger at a broker: make a folder for what you read of it, and read all of it.
+
+    Example:
+      tacit ledger join ledger --log tls://broker:4222/drugs --genesis bafy... --key south.key --ca ca.pem
+    """
+    from tacit.ledger.cbor import CID
+    from tacit.ledger.jetstream import Remote
+    from tacit.ledger.ledger import MANIFEST, Ledger
+
+    told, (who, _) = CID.parse(genesis), open_key(key)
+    check_free(folder, MANIFEST)
+    warn_plain(plain)
+    with Remote(log, who, ca=ca, plain=plain) as remote, show.busy("reading", as_json):
+        opened = Ledger.join(folder, remote, told, key=key)
+    if as_json:
+        print(json.dumps({"ledger": str(folder), "genesis": genesis, "head": opened.head, "places": len(opened),
+                          "faults": [each.json() for each in opened.faults]}))  # fmt: skip
+        return
+    show.say(f"{folder} is for the ledger {opened.genesis}: {len(opened):,} records, head {opened.head}")
+    show.say("Compare the head with somebody else's (tacit ledger show).")
+    show.warn(str(fault) for fault in opened.faults[: show.SHOWN])
+
+
+@ledger.command("revoke")
+def ledger_revoke(
+    folder: Folder,
+    key: Key,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Whose key, by the name in the genesis; of an open ledger its 64 digits. Default: your own."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a key from now on, for ever: your own, or as whoever began the ledger another's.
+
+    What it signed before stands. It cannot be taken back, and a ledger admits no new keys.
+
+    Example:
+      tacit ledger revoke ledger south --key north.key
+    """
+    from tacit.ledger.ledger import Ledger, read_manifest
+    from tacit.ledger.record import Revocation
+
+    read_manifest(folder)
+    who, _ = open_key(key)
+    with Ledger.load(folder, who=who) as opened:
+        lost = who.public if name is None else opened.dag.key(name)
+        record = opened.publish(who, Revocation(opened.genesis, lost))
+    if as_json:
+        print(json.dumps({"record": str(record.cid), "revoked": opened.dag.provider(lost), "head": opened.head}))
+        return
+    show.say(f"Revoked the key of {opened.dag.provider(lost)}: what it signs is refused from record {len(opened)} on.")
+
+
+@ledger.command("serve")
+def ledger_serve(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the broker keeps everything.")],
+    name: Annotated[str, typer.Argument(help="The ledger's name.")],
+    roster_path: Annotated[Path, typer.Option("--roster", help="Who may log in (tacit keys).")],
+    listen: Listen = "127.0.0.1:4222",
+    host: Hosts = None,
+    room: Annotated[
+        float | None, typer.Option(help="GB on the disk, at most. Default: three quarters of what is free.")
+    ] = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a broker that keeps a ledger for all on a roster, until it is stopped. A roster that changes is taken.
+
+    It keeps bytes, and is believed nothing: whoever reads verifies. Started again it has what it had.
+
+    Example:
+      tacit ledger serve broker drugs --roster roster.json --listen 0.0.0.0:4222 --host broker.example.org
+    """
+    from tacit.federation.keys import Roster
+    from tacit.ledger.jetstream import LedgerBroker
+
+    address, port = split_listen(listen)
+    roster = Roster.load(roster_path)
+    if room is not None and not 0 < room < 1e9:
+        raise TacitError(f"--room is a number of GB above 0; not {room:g}")
+    broker = LedgerBroker(folder, roster, name, room=None if room is None else int(room * 1e9), host=address, port=port,
+                          hosts=tuple(host or ()), plain=plain)  # fmt: skip
+    warn_plain(plain)
+    with stops_kindly(f"tacit ledger serve {folder} {name} ..."), broker:
+        look = looking_after(broker, roster_path, roster)
+        if as_json:
+            print(json.dumps({"log": broker.place, "ca": None if broker.ca is None else str(broker.ca)}), flush=True)
+        else:
+            needs = "" if broker.ca is None else f" --ca {broker.ca.name} (give them {broker.ca})"
+            show.say(f"The ledger is begun, and joined, with --log {broker.place}{needs}")
+        while True:
+            time.sleep(1)
+            look()
+
+
+def _open(folder: Path, key: Path | None, anchor: CID | None = None, **more: Any) -> Ledger:
+    """A ledger, with the key that logs in where it is at a broker."""
+    from tacit.ledger.ledger import Ledger, login, read_manifest
+
+    if "log" not in read_manifest(folder):
+        return Ledger.load(folder, anchor, **more)
+    who, _ = open_key(key or login(folder))
+    return Ledger.load(folder, anchor, who=who, **more)
+
+
+def _tell(opened: Ledger, news: News, as_json: bool) -> None:
+    """One record or fault, at once."""
+    from tacit.ledger.ledger import Fault
+
+    found = news.found
+    if as_json:
+        told: dict[str, Any] = {"position": news.position}
+        if isinstance(found, Fault):
+            told["fault"] = found.json()
+        else:
+            told |= {"record": str(found.cid), "kind": found.body.kind, "by": opened.dag.provider(found.by)}
+            told |= _plain(found.body.content())
+        print(json.dumps(told), flush=True)
+    elif isinstance(found, Fault):
+        show.say(f"! {found}", "yellow")
+    else:
+        about = getattr(found.body, "model", None)
+        model = f" of {opened.dag.branches[about].model.name}" if about is not None else ""
+        show.say(f"{news.position} {found.body.kind}{model} by {opened.dag.provider(found.by)}: {found.cid}")
+
+
+def _plain(value: Any) -> Any:
+    """What a record says, as JSON has it: addresses as text, bytes in hexadecimal."""
+    from tacit.ledger.cbor import CID
+
+    if isinstance(value, CID):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _show(opened: Ledger, branches: list[Branch]) -> None:
@@ -219,6 +467,8 @@ def _show(opened: Ledger, branches: list[Branch]) -> None:
         seats = branch.committee.seats.get(branch.committee.batch, ())
         if seats:
             show.say(f"Batch {branch.committee.batch} is reviewed by {', '.join(map(dag.provider, seats))}")
+    if dag.revoked:
+        show.say(f"Revoked: {', '.join(sorted(map(dag.provider, dag.revoked)))}")
     show.say("What providers claim of privacy is their word: nobody can verify it from weights.", "dim")
     show.warn(str(fault) for fault in opened.faults[: show.SHOWN])
 

@@ -48,6 +48,8 @@ PlanFile = Annotated[
 RosterFile = Annotated[Path, typer.Option("--roster", help="Whose key is whose (tacit keys).")]
 OwnKey = Annotated[Path, typer.Option("--key", help="The private key of whoever runs this.")]
 CaFile = Annotated[Path | None, typer.Option("--ca", help="The broker's ca.pem. Needed for tls:// addresses.")]
+Listen = Annotated[str, typer.Option(help="Where the broker listens: address and port.")]
+Hosts = Annotated[list[str] | None, typer.Option("--host", help="A name by which parties reach it; may be repeated.")]
 Plain = Annotated[
     bool,
     typer.Option(
@@ -63,10 +65,8 @@ def serve(
     key: OwnKey,
     roster_path: RosterFile,
     out_path: RunOut = None,
-    listen: Annotated[str, typer.Option(help="Where the broker listens: address and port.")] = "127.0.0.1:4222",
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="A name by which parties reach it; may be repeated.")
-    ] = None,
+    listen: Listen = "127.0.0.1:4222",
+    host: Hosts = None,
     broker_address: Annotated[
         str | None, typer.Option("--broker", help="Use a broker that runs already, such as tls://broker:4222.")
     ] = None,
@@ -103,17 +103,15 @@ def serve(
     out = out_path or Path("runs") / plan.settings.name
     if not (out / CONFIG).is_file():  # a place that is taken is refused before a broker is started beside it
         check_free(out, CONFIG)
-    _warn_plain(plain)
-    with ExitStack() as running, _stops_kindly(f"tacit serve {plan_path} ..."):
+    warn_plain(plain)
+    with ExitStack() as running, stops_kindly(f"tacit serve {plan_path} ..."):
         broker: Broker | None = None
         if broker_address is None:
-            address, _, port = listen.rpartition(":")
-            if not address or not port.isdigit():
-                raise TacitError(f"--listen is an address and a port, such as 127.0.0.1:4222; not {listen!r}")
+            address, port = split_listen(listen)
             folder = broker_folder or out.with_name(out.name + "-broker")
             broker = running.enter_context(Broker(
                 folder, roster, identity.name, plan.parties, federation=plan.settings.name, host=address,
-                port=int(port), hosts=tuple(host or ()), plain=plain,
+                port=port, hosts=tuple(host or ()), plain=plain,
             ))  # fmt: skip
             broker_address, ca = broker.address, broker.ca
             if not as_json:
@@ -123,7 +121,7 @@ def serve(
             Post(broker_address, identity, plan.settings.name, to=plan.parties, ca=ca, plain=plain)
         )
         letters = Correspondence(post, identity, roster, plan.parties)
-        letters.between = _looking_after(broker, roster_path, roster, letters)
+        letters.between = looking_after(broker, roster_path, roster, letters)
         on_event = running.enter_context(_events(plan, as_json))
         coordinator = Coordinator(plan, out, letters, wait=wait, deadline=deadline, least=least, on_event=on_event)
         try:
@@ -189,9 +187,9 @@ def join(
     out = out_path or Path("runs") / plan.settings.name
     with show.busy(f"reading {graph_path}", as_json):
         graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
-    _warn_plain(plain)
+    warn_plain(plain)
     roster.public(coordinator)
-    with ExitStack() as running, _stops_kindly(f"tacit join {plan_path} ..."):
+    with ExitStack() as running, stops_kindly(f"tacit join {plan_path} ..."):
         on_event = running.enter_context(_events(plan, as_json))
         with show.busy("getting ready", as_json):
             try:
@@ -229,19 +227,27 @@ def join(
     show.say(f"Kept in {out}: tacit predict, tacit evaluate and tacit export work on it.")
 
 
+def split_listen(listen: str) -> tuple[str, int]:
+    """Where a broker listens, as an address and a port."""
+    address, _, port = listen.rpartition(":")
+    if not address or not port.isdigit():
+        raise TacitError(f"--listen is an address and a port, such as 127.0.0.1:4222; not {listen!r}")
+    return address, int(port)
+
+
 def _roster(path: Path) -> Roster:
     from tacit.federation.keys import Roster
 
     return Roster.load(path)
 
 
-def _warn_plain(plain: bool) -> None:
+def warn_plain(plain: bool) -> None:
     if plain:
         show.warn_aside("without TLS: whoever sees the network reads all that is sent.")
 
 
-def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any) -> Callable[[], None]:
-    """What a coordinator does now and then: start a broker that has ended, and take a newer roster.
+def looking_after(broker: Broker | None, path: Path, roster: Roster, letters: Any = None) -> Callable[[], None]:
+    """What whoever runs a broker does now and then: start it if it has ended, and take a newer roster.
 
     A roster that is older, or of another keeper, is not taken.
     """
@@ -260,7 +266,8 @@ def _looking_after(broker: Broker | None, path: Path, roster: Roster, letters: A
         except (TacitError, OSError) as error:
             show.warn_aside(f"the roster was not taken: {error}")
         else:
-            letters.roster = roster
+            if letters is not None:
+                letters.roster = roster
             if broker is not None:
                 broker.reload(roster)
 
@@ -273,7 +280,7 @@ def _give_up(error: TacitError) -> None:
 
 
 @contextmanager
-def _stops_kindly(again: str) -> Iterator[None]:
+def stops_kindly(again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end it at once, with everything closed; what was saved is whole at any time."""
 
     def stop(number: int, frame: object) -> None:

@@ -75,6 +75,11 @@ def subject(federation: str, way: str, name: str = "*") -> str:
     return f"tacit.{federation.replace('.', '=')}.{way}.{name.replace('.', '=')}"
 
 
+def inbox(name: str) -> str:
+    """Where a broker's own answers to somebody go: nobody else may listen there."""
+    return f"tacit-inbox.{name.replace('.', '=')}"
+
+
 # -- certificates ------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +223,7 @@ class Broker:
         self,
         folder: Path,
         roster: Roster,
-        coordinator: str,
+        coordinator: str | None,
         parties: Sequence[str],
         *,
         federation: str,
@@ -342,18 +347,7 @@ class Broker:
 
     def _configuration(self) -> str:
         """What the server is told. Nobody gets in without a key, and nobody may do what is not allowed here."""
-
-        def user(name: str, publish: str, subscribe: str) -> str:
-            rights = f"publish: {{ allow: [{json.dumps(publish)}] }}, subscribe: {{ allow: [{json.dumps(subscribe)}] }}"
-            return f"    {{ nkey: {nkey_of(self.roster.public(name))}, permissions: {{ {rights} }} }} # {name}"
-
-        users = [user(self.coordinator, subject(self.federation, "down"), subject(self.federation, "up"))]
-        for name in dict.fromkeys(self.parties):
-            ours = [subject(self.federation, way, name) for way in ("up", "down")]
-            if name in self.roster.names:
-                users.append(user(name, *ours))
-            else:
-                LOG.warning("The broker does not let %s in: it is not on the roster, or was revoked.", name)
+        users = self._users()
         server, key = (json.dumps(str((self.folder / name).resolve())) for name in ("server.pem", "server.key"))
         tls = f'tls {{ cert_file: {server}, key_file: {key}, min_version: "1.3", handshake_first: true, timeout: 5 }}'
         return "\n".join(
@@ -366,13 +360,11 @@ class Broker:
                 "logfile_size_limit: 16MB",
                 "logfile_max_num: 4",
                 f"pid_file: {json.dumps(str(self._pid_file))}",
-                "jetstream: disabled",
+                *self._abilities(),
                 "no_system_account: true",
-                "no_header_support: true",
                 f"max_payload: {LARGEST_PAYLOAD}",
                 f"max_pending: {LARGEST_BACKLOG}",
                 f"max_connections: {4 * len(self.parties) + 64} # also of those who have not logged in yet",
-                "max_subscriptions: 8",
                 "max_control_line: 1KB",
                 'write_deadline: "120s"',
                 'ping_interval: "30s"',
@@ -387,6 +379,28 @@ class Broker:
                 "",
             ]
         )
+
+    def _abilities(self) -> list[str]:
+        """What the server can do: here, to pass letters on and nothing else."""
+        return ["jetstream: disabled", "no_header_support: true", "max_subscriptions: 8"]
+
+    def _users(self) -> list[str]:
+        """Who may log in, and what each may do."""
+        assert self.coordinator is not None
+        down, up = (subject(self.federation, way) for way in ("down", "up"))
+        users = [self._user(self.coordinator, [down], [up])]
+        for name in dict.fromkeys(self.parties):
+            ours = [[subject(self.federation, way, name)] for way in ("up", "down")]
+            if name in self.roster.names:
+                users.append(self._user(name, *ours))
+            else:
+                LOG.warning("The broker does not let %s in: it is not on the roster, or was revoked.", name)
+        return users
+
+    def _user(self, name: str, publish: Sequence[str], subscribe: Sequence[str]) -> str:
+        sends, hears = (f"{{ allow: {json.dumps(list(each))} }}" for each in (publish, subscribe))
+        rights = f"permissions: {{ publish: {sends}, subscribe: {hears} }}"
+        return f"    {{ nkey: {nkey_of(self.roster.public(name))}, {rights} }} # {name}"
 
     def _launched(self, last: bool) -> bool:
         """Start a process on `self.port`; False: the port was taken meanwhile, and it is worth trying another."""

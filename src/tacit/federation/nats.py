@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import os
@@ -21,19 +22,20 @@ import struct
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tacit.errors import BadValue, TacitError, excerpt
-from tacit.federation.broker import nkey_of, subject
+from tacit.federation.broker import inbox, nkey_of, subject
 from tacit.federation.keys import Identity, fingerprint
 from tacit.federation.letters import Away
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 CHUNK = 256 << 10
 """Bytes of a letter in one piece."""
 HEAD = struct.Struct(">4s16sIIQ")
@@ -59,6 +61,10 @@ STEP = 5
 """Seconds that a broker has for each step of a login."""
 QUIET = logging.NullHandler()
 """What the library logs is told in our words, or is no news."""
+
+
+class Broken(Exception):
+    """A connection broke in the middle of something, or an answer did not come: whoever wants it begins anew."""
 
 
 def pieces(letter: bytes, number: bytes) -> Iterator[bytes]:
@@ -143,11 +149,11 @@ class Assembly:
         return number, index, count, total, body
 
 
-class Post:
-    """Letters by way of a broker: what is sent reaches its receiver at most once, whole or not at all, maybe late.
+class Line:
+    """A connection to a broker that is kept: whoever has a key logs in, over TLS, again whenever it was lost.
 
-    A broker that goes away is awaited, for ever. One that refuses the login is not: `send` and `receive` raise from
-    then on. All methods may be called from any thread.
+    A broker that goes away is awaited, for ever. One that refuses the login is not: every call raises from then on.
+    All methods may be called from any thread. What is done with it is for those who build on this.
 
     Parameters
     ----------
@@ -155,123 +161,44 @@ class Post:
         The broker's, such as tls://broker.example.org:4222.
     identity
         Who logs in.
-    federation
-        Its name, as the broker has it.
-    to
-        Of the coordinator: the parties. Letters of others are dropped. Of a party: None.
+    purpose
+        What the broker is for, in words: "federation".
     ca
         The broker's ca.pem. Whoever has no certificate of it is not the broker, whatever else vouches for him.
     plain
-        Take nats:// too, without TLS: whoever sees the network reads all letters, and can change them.
-    largest
-        Bytes of a letter at most. For each sender, twice as many may be held in memory: unfinished, and not received.
+        Take nats:// too, without TLS: whoever sees the network reads all that is sent, and can change it.
     patience
-        Seconds that the first login, and each `send`, wait for a broker that is away.
-
-    Attributes
-    ----------
-    sent_bytes, received_bytes
-        What was handed to the broker and came from it: letters and the headers of their pieces.
+        Seconds that the first login, and each call, wait for a broker that is away.
     """
 
     def __init__(
-        self,
-        address: str,
-        identity: Identity,
-        federation: str,
-        *,
-        to: Sequence[str] | None,
-        ca: Path | None = None,
-        plain: bool = False,
-        largest: int = LARGEST,
-        patience: float = 10.0,
+        self, address: str, identity: Identity, purpose: str, *, ca: Path | None, plain: bool, patience: float
     ):
         try:
             import nats.aio.client  # noqa: F401 - whether it is there
         except ImportError:
-            raise TacitError('Letters over NATS need the package nats-py: pip install "tacit-kg[nats]"') from None
-        self.address, self.identity, self.federation, self.patience = address, identity, federation, patience
-        self.sent_bytes = self.received_bytes = self._strays = 0
-        self._largest = largest
+            raise TacitError('A broker is reached by the package nats-py: pip install "tacit-kg[nats]"') from None
+        self.address, self.identity, self.purpose, self.patience = address, identity, purpose, patience
         self._tls = _tls(address, ca, plain)
-        if to is None:
-            self._ways: dict[str | None, str] = {None: subject(federation, "up", identity.name)}
-            self._listens = subject(federation, "down", identity.name)
-            self._senders = {self._listens: ""}
-        else:
-            self._ways = {name: subject(federation, "down", name) for name in to}
-            self._listens = subject(federation, "up")
-            self._senders = {subject(federation, "up", name): name for name in to}
-        self._assemblies = {name: Assembly(largest) for name in self._senders.values()}
-        self._letters: deque[tuple[str, bytes]] = deque()
         self._arrived = threading.Condition()
         self._fault = ""
-        """Why nothing can be sent or received any more."""
+        """Why nothing can be done any more."""
         self._away = ""
         """Why there is no connection."""
         self._client: Any = None
-        self._turns = {way: asyncio.Lock() for way in self._ways.values()}
         self._up = asyncio.Event()
         self._stopping = asyncio.Event()
         self._begun: Future[None] = Future()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tacit-post", daemon=True)
-        self._thread.start()
-        try:
-            self._begun.result()
-        except BaseException:
-            self.close()
-            raise
-
-    def send(self, to: str | None, letter: bytes) -> None:
-        """Hand a letter to the broker; `to`: a party, or None for the coordinator. It returns when the broker has it.
-
-        That is no promise that it arrives: a receiver who is not there, or loses its connection, misses it. A letter
-        that broke off with the connection begins anew when there is one, and is still delivered once. Without a
-        broker for `patience` seconds it is an error, and the letter is not kept: send it again later.
-        """
-        if to not in self._ways:
-            known = ", ".join(str(name) for name in self._ways if name is not None) or "the coordinator, by None"
-            raise BadValue(f"no letters go from here to {excerpt(str(to))}, but to {known}")
-        if len(letter) > self._largest:
-            raise BadValue(f"a letter has {self._largest:,} bytes at most; not {len(letter):,}")
-        with self._arrived:
-            self._check()
-            sending = asyncio.run_coroutine_threadsafe(self._deliver(self._ways[to], bytes(letter)), self._loop)
-        try:
-            sending.result()
-        except BaseException:
-            sending.cancel()
-            self._check()
-            raise
-
-    def receive(self, timeout: float) -> tuple[str, bytes] | None:
-        """Who sent, by the subject that it came on, and the letter; None: nothing came in time.
-
-        The coordinator, who is the only one to write to a party, has the empty name.
-        """
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._letters or self._fault, timeout)
-            if self._letters:
-                return self._letters.popleft()
-        self._check()
-        return None
 
     def close(self) -> None:
-        """Log off. Letters that came and were not received are lost."""
-        with self._arrived:  # whoever sends does it before this, or is told
+        """Log off."""
+        with self._arrived:  # whoever does something does it before this, or is told
             self._end("The connection was closed.")
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
-        self._letters.clear()
 
-    @property
-    def dropped(self) -> int:
-        """How much came and was not taken: pieces that were none or of nobody known, letters that were given up."""
-        return self._strays + sum(each.dropped for each in self._assemblies.values())
-
-    def __enter__(self) -> Post:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -279,7 +206,69 @@ class Post:
     ) -> None:
         self.close()
 
-    # -- how it is done; from `_run` on in a thread of its own ---------------------------------------------------------
+    # -- how it is done; from `_run` on, and what is awaited, in a thread of its own ----------------------------------
+
+    def _begin(self) -> None:
+        """Log in. To be called last of all when one is made."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="tacit-line", daemon=True)
+        self._thread.start()
+        try:
+            self._begun.result()
+        except BaseException:
+            Line.close(self)
+            raise
+
+    async def _greet(self, client: Any) -> None:
+        """What is done first on each new connection."""
+
+    def _doubt(self) -> str:
+        """What to look at if the broker does not allow something."""
+        return f"Is it the broker of this {self.purpose}?"
+
+    def _await(self, doing: Coroutine[Any, Any, T]) -> T:
+        """Do something in the thread of the connection, and wait for it here."""
+        with self._arrived:
+            try:
+                self._check()
+            except TacitError:
+                doing.close()
+                raise
+            future = asyncio.run_coroutine_threadsafe(doing, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            self._check()
+            raise
+
+    async def _attempt(self, act: Callable[[Any], Coroutine[Any, Any, T]], undone: str) -> T:
+        """Do something with the connection when there is one; `Broken` if it breaks in the middle, or is of no use.
+
+        `undone`: what to say if there is none, such as "The letter was not sent".
+        """
+        try:
+            async with asyncio.timeout(self.patience):
+                await self._up.wait()
+        except TimeoutError:
+            raise Away(
+                f"{undone}: for {self.patience:g} seconds there was no broker. "
+                f"{self._away or f'The connection to {self.address} was lost.'}"
+            ) from None
+        self._check()
+        client = self._client
+        doing = asyncio.create_task(act(client))
+        await asyncio.wait({doing, client._reading_task}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done() and doing.exception() is None:
+            return doing.result()
+        doing.cancel()
+        await asyncio.wait({doing})
+        fault = None if doing.cancelled() else doing.exception()
+        if isinstance(fault, TacitError):
+            raise fault
+        await asyncio.wait({client._reading_task}, timeout=1)  # and `_up` is cleared
+        await asyncio.sleep(0)
+        raise Broken from fault
 
     def _check(self) -> None:
         if self._fault:
@@ -381,6 +370,7 @@ class Post:
                     ping_interval=10,
                     max_outstanding_pings=12,
                     pending_size=1,  # what is published is written before the call returns
+                    inbox_prefix=inbox(self.identity.name),
                 )
             except Exception:
                 if errors and not asked:
@@ -388,10 +378,10 @@ class Post:
                 raise
             if not asked:
                 raise TacitError(
-                    f"The broker at {self.address} lets anybody in, without a key: it is none of this federation. Ask "
-                    "whoever runs it."
+                    f"The broker at {self.address} lets anybody in, without a key: it is none of this "
+                    f"{self.purpose}. Ask whoever runs it."
                 )
-            await client.subscribe(self._listens, cb=self._heard(client))
+            await self._greet(client)
             await client.flush(STEP)
             if errors:
                 raise errors[-1]
@@ -399,6 +389,151 @@ class Post:
             await _hang_up(client)
             raise
         return client
+
+    def _explained(self, error: Any) -> tuple[str, bool]:
+        """What went wrong and what to do about it; and whether there is no use in trying again."""
+        me = f"{self.identity.name}, {fingerprint(self.identity.public)}"
+        if isinstance(error, TacitError):
+            return str(error), True
+        if isinstance(error, ssl.SSLCertVerificationError):
+            if error.verify_code in (62, 64):  # of OpenSSL: another host name, another address
+                return (
+                    f"The broker at {self.address} has a certificate for other names. Use the address that whoever "
+                    "runs it gave out; or the certificate has to be made for this one.",
+                    True,
+                )
+            if error.verify_code in (9, 10):  # not valid yet, not valid any more
+                return (
+                    f"The certificate of the broker at {self.address}: {error.verify_message}. Look at this machine's "
+                    "clock; if it is right, whoever runs the broker has to make new certificates.",
+                    True,
+                )
+            return (
+                f"Whoever answers at {self.address} is not the broker that the given ca.pem is of "
+                f"({error.verify_message}). If the broker has new certificates, get its new ca.pem from whoever runs "
+                "it; if not, somebody is in between.",
+                True,
+            )
+        if isinstance(error, ssl.SSLError):
+            return f"Whoever answers at {self.address} does not speak TLS 1.3: {error.reason or error}.", True
+        if _is_refusal(error):
+            return (
+                f"The broker at {self.address} refuses the key of {me}. It is not enrolled, not a party of this "
+                f"{self.purpose}, or was revoked or replaced. Ask the keeper of the roster.",
+                True,
+            )
+        if "permissions violation" in str(error).lower():
+            return (
+                f"The broker at {self.address} does not let {me}, do this: {error}. {self._doubt()}",
+                True,
+            )
+        return (
+            f"No broker of this {self.purpose} answers at {self.address}: {str(error) or type(error).__name__}.",
+            False,
+        )
+
+
+class Post(Line):
+    """Letters by way of a broker: what is sent reaches its receiver at most once, whole or not at all, maybe late.
+
+    A broker that goes away is awaited, for ever. One that refuses the login is not: `send` and `receive` raise from
+    then on. All methods may be called from any thread.
+
+    Parameters
+    ----------
+    address
+        The broker's, such as tls://broker.example.org:4222.
+    identity
+        Who logs in.
+    federation
+        Its name, as the broker has it.
+    to
+        Of the coordinator: the parties. Letters of others are dropped. Of a party: None.
+    ca
+        The broker's ca.pem. Whoever has no certificate of it is not the broker, whatever else vouches for him.
+    plain
+        Take nats:// too, without TLS: whoever sees the network reads all letters, and can change them.
+    largest
+        Bytes of a letter at most. For each sender, twice as many may be held in memory: unfinished, and not received.
+    patience
+        Seconds that the first login, and each `send`, wait for a broker that is away.
+
+    Attributes
+    ----------
+    sent_bytes, received_bytes
+        What was handed to the broker and came from it: letters and the headers of their pieces.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        federation: str,
+        *,
+        to: Sequence[str] | None,
+        ca: Path | None = None,
+        plain: bool = False,
+        largest: int = LARGEST,
+        patience: float = 10.0,
+    ):
+        super().__init__(address, identity, "federation", ca=ca, plain=plain, patience=patience)
+        self.federation = federation
+        self.sent_bytes = self.received_bytes = self._strays = 0
+        self._largest = largest
+        if to is None:
+            self._ways: dict[str | None, str] = {None: subject(federation, "up", identity.name)}
+            self._listens = subject(federation, "down", identity.name)
+            self._senders = {self._listens: ""}
+        else:
+            self._ways = {name: subject(federation, "down", name) for name in to}
+            self._listens = subject(federation, "up")
+            self._senders = {subject(federation, "up", name): name for name in to}
+        self._assemblies = {name: Assembly(largest) for name in self._senders.values()}
+        self._letters: deque[tuple[str, bytes]] = deque()
+        self._turns = {way: asyncio.Lock() for way in self._ways.values()}
+        self._begin()
+
+    def send(self, to: str | None, letter: bytes) -> None:
+        """Hand a letter to the broker; `to`: a party, or None for the coordinator. It returns when the broker has it.
+
+        That is no promise that it arrives: a receiver who is not there, or loses its connection, misses it. A letter
+        that broke off with the connection begins anew when there is one, and is still delivered once. Without a
+        broker for `patience` seconds it is an error, and the letter is not kept: send it again later.
+        """
+        if to not in self._ways:
+            known = ", ".join(str(name) for name in self._ways if name is not None) or "the coordinator, by None"
+            raise BadValue(f"no letters go from here to {excerpt(str(to))}, but to {known}")
+        if len(letter) > self._largest:
+            raise BadValue(f"a letter has {self._largest:,} bytes at most; not {len(letter):,}")
+        self._await(self._deliver(self._ways[to], bytes(letter)))
+
+    def receive(self, timeout: float) -> tuple[str, bytes] | None:
+        """Who sent, by the subject that it came on, and the letter; None: nothing came in time.
+
+        The coordinator, who is the only one to write to a party, has the empty name.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._letters or self._fault, timeout)
+            if self._letters:
+                return self._letters.popleft()
+        self._check()
+        return None
+
+    def close(self) -> None:
+        """Log off. Letters that came and were not received are lost."""
+        super().close()
+        self._letters.clear()
+
+    @property
+    def dropped(self) -> int:
+        """How much came and was not taken: pieces that were none or of nobody known, letters that were given up."""
+        return self._strays + sum(each.dropped for each in self._assemblies.values())
+
+    def _doubt(self) -> str:
+        return f"Is {self.federation!r} the federation that it is for, and is this the party or the coordinator?"
+
+    async def _greet(self, client: Any) -> None:
+        await client.subscribe(self._listens, cb=self._heard(client))
 
     def _heard(self, client: Any) -> Callable[[Any], Any]:
         async def heard(message: Any) -> None:
@@ -431,27 +566,10 @@ class Post:
     async def _deliver_now(self, way: str, letter: bytes) -> None:
         number = os.urandom(16)
         for _ in range(TRIES):
-            try:
-                async with asyncio.timeout(self.patience):
-                    await self._up.wait()
-            except TimeoutError:
-                raise Away(
-                    f"The letter was not sent: for {self.patience:g} seconds there was no broker. "
-                    f"{self._away or f'The connection to {self.address} was lost.'}"
-                ) from None
-            self._check()
-            client = self._client
-            sending = asyncio.create_task(self._hand_over(client, way, letter, number))
-            await asyncio.wait({sending, client._reading_task}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and sending.exception() is None:
-                return
-            sending.cancel()
-            await asyncio.wait({sending})
-            fault = None if sending.cancelled() else sending.exception()
-            if isinstance(fault, TacitError):
-                raise fault
-            await asyncio.wait({client._reading_task}, timeout=1)  # and `_up` is cleared
-            await asyncio.sleep(0)
+            with contextlib.suppress(Broken):
+                return await self._attempt(
+                    lambda client: self._hand_over(client, way, letter, number), "The letter was not sent"
+                )
         raise Away(
             f"The letter was not sent: {TRIES} times the connection to {self.address} broke in the middle of it."
         )
@@ -464,46 +582,6 @@ class Post:
         for error in client.errors:
             if "permissions violation" in str(error):
                 raise TacitError(self._explained(error)[0])
-
-    def _explained(self, error: Any) -> tuple[str, bool]:
-        """What went wrong and what to do about it; and whether there is no use in trying again."""
-        me = f"{self.identity.name}, {fingerprint(self.identity.public)}"
-        if isinstance(error, TacitError):
-            return str(error), True
-        if isinstance(error, ssl.SSLCertVerificationError):
-            if error.verify_code in (62, 64):  # of OpenSSL: another host name, another address
-                return (
-                    f"The broker at {self.address} has a certificate for other names. Use the address that whoever "
-                    "runs it gave out; or the certificate has to be made for this one.",
-                    True,
-                )
-            if error.verify_code in (9, 10):  # not valid yet, not valid any more
-                return (
-                    f"The certificate of the broker at {self.address}: {error.verify_message}. Look at this machine's "
-                    "clock; if it is right, whoever runs the broker has to make new certificates.",
-                    True,
-                )
-            return (
-                f"Whoever answers at {self.address} is not the broker that the given ca.pem is of "
-                f"({error.verify_message}). If the broker has new certificates, get its new ca.pem from whoever runs "
-                "it; if not, somebody is in between.",
-                True,
-            )
-        if isinstance(error, ssl.SSLError):
-            return f"Whoever answers at {self.address} does not speak TLS 1.3: {error.reason or error}.", True
-        if _is_refusal(error):
-            return (
-                f"The broker at {self.address} refuses the key of {me}. It is not enrolled, not a party of this "
-                "federation, or was revoked or replaced. Ask the keeper of the roster.",
-                True,
-            )
-        if "permissions violation" in str(error).lower():
-            return (
-                f"The broker at {self.address} does not let {me}, do this: {error}. Is {self.federation!r} the "
-                "federation that it is for, and is this the party or the coordinator?",
-                True,
-            )
-        return f"No broker of this federation answers at {self.address}: {str(error) or type(error).__name__}.", False
 
 
 def _tls(address: str, ca: Path | None, plain: bool) -> ssl.SSLContext | None:

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from tacit.federation.keys import fingerprint
 from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.committee import Committee, Outcome
-from tacit.ledger.record import Beacon, Genesis, Model, Record, Update, Verdict
+from tacit.ledger.record import Beacon, Genesis, Model, Record, Revocation, Update, Verdict
 from tacit.privacy.events import Segment, Spent, joined
 
 
@@ -69,7 +70,10 @@ class Dag:
         self.nodes: dict[CID, Node] = {}
         self.counts: dict[str, int] = {}
         self._known: set[CID] = set()
+        self.revoked: set[bytes] = set()
+        """Keys whose records are refused from now on; what they signed before stands."""
         self._admitted: dict[bytes, str] = {}
+        self._founder = b""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -86,7 +90,7 @@ class Dag:
         match body:
             case Genesis():
                 self.genesis = (record.cid, body)
-                self._admitted = {key: name for name, key in body.keys}
+                self._admitted, self._founder = {key: name for name, key in body.keys}, by
             case Model():
                 self.branches[record.cid] = Branch(record.cid, body, by, Committee(record.cid, body))
                 self.names[body.name] = record.cid
@@ -97,6 +101,8 @@ class Dag:
             case Verdict():
                 for rejected in self.branches[body.model].committee.add_verdict(body, by):
                     self._cut(self.nodes[rejected])
+            case Revocation():
+                self.revoked.add(body.key)
         self._known.add(record.cid)
         self.counts[body.kind] = self.counts.get(body.kind, 0) + 1
         return record
@@ -127,9 +133,14 @@ class Dag:
             raise Refused("is a second genesis: a ledger begins once")
         if genesis[1].admission == "listed" and by not in self._admitted:
             raise Refused(f"is by the key {fingerprint(by)}, which is not admitted")
+        if by in self.revoked:
+            raise Refused(f"is by the key {fingerprint(by)}, which was revoked before")
+        if isinstance(body, Model | Revocation) and body.genesis != genesis[0]:
+            raise Refused("is of another ledger")
+        if isinstance(body, Revocation):
+            self._check_revocation(body, by)
+            return
         if isinstance(body, Model):
-            if body.genesis != genesis[0]:
-                raise Refused("is of another ledger")
             if body.name in self.names:
                 raise Refused(f"opens a model by the name {excerpt(body.name)}, which there is already")
             return
@@ -143,6 +154,16 @@ class Dag:
                 branch.committee.check_beacon(body, by)
             case Verdict():
                 branch.committee.check_verdict(body, by)
+
+    def _check_revocation(self, revocation: Revocation, by: bytes) -> None:
+        if by not in (revocation.key, self._founder):
+            raise Refused(
+                f"revokes the key of {self.provider(revocation.key)}: only who began the ledger may, or itself"
+            )
+        if revocation.key in self.revoked:
+            raise Refused("revokes a key that was revoked before")
+        if self._admitted and revocation.key not in self._admitted:
+            raise Refused("revokes a key that was never admitted")
 
     def _check_update(self, update: Update, branch: Branch) -> None:
         if len(update.parents) > branch.model.parents:
@@ -209,6 +230,16 @@ class Dag:
         """A name for people: as the genesis lists it, or a fingerprint."""
         return self._admitted.get(key) or fingerprint(key)
 
+    def key(self, name: str) -> bytes:
+        """A provider's key, by its name in the genesis; or, where everybody is admitted, as 64 hexadecimal digits."""
+        for key, known in self._admitted.items():
+            if known == name:
+                return key
+        if not self._admitted and re.fullmatch("[0-9a-f]{64}", name):
+            return bytes.fromhex(name)
+        known = f"There are: {', '.join(self._admitted.values())}." if self._admitted else "Say its 64 digits."
+        raise TacitError(f"the ledger knows no provider {excerpt(name)}. {known}")
+
     def outcome(self, cid: CID) -> Outcome:
         """What the committee said of an update."""
         return self.branches[self.nodes[cid].update.model].committee.outcome(cid)
@@ -259,6 +290,7 @@ class Dag:
             told |= {
                 "genesis": str(cid), "name": genesis.name, "admission": genesis.admission,
                 "keys": [{"name": name, "fingerprint": fingerprint(key)} for name, key in genesis.keys],
+                "revoked": sorted(self.provider(key) for key in self.revoked),
             }  # fmt: skip
         for branch in self.branches.values() if branches is None else branches:
             rules = {name: value for name, value in branch.model.content().items() if name != "genesis"}

@@ -1,9 +1,12 @@
-"""A ledger on disk: its log, its weights, and what its reader has verified.
+"""A ledger: its log, its weights, and what its reader has verified.
 
     ledger.json    schema, and the address of the genesis
     log.sqlite     the records, in order
     blobs/         weights by their address
     seen           what this reader found at each place of the log, and whether its signature was right
+
+Of a ledger at a broker, log and weights are there; ledger.json says where, and which key logs in, and beside it lies
+the broker's certificate, ca.pem.
 
 Everything follows from the log. `seen` only saves time, and notices if what was read once is read no more: a place that
 holds another record than it did, or a log that became shorter. `Ledger.verify` takes nothing from it but that.
@@ -15,16 +18,17 @@ import fcntl
 import gc
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from tacit.errors import BadInput, TacitError, excerpt
 from tacit.federation.keys import Identity
 from tacit.federation.messages import Refused
-from tacit.folders import new_folder, read_json, seal
+from tacit.folders import new_folder, read_json, seal, write_whole
 from tacit.ledger.blobs import BlobFolder, Blobs, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR
 from tacit.ledger.dag import Branch, Dag, Node
@@ -32,9 +36,12 @@ from tacit.ledger.log import Entry, Log, SqliteLog
 from tacit.ledger.record import Body, Claim, Genesis, Model, Record, Update
 from tacit.privacy.events import Segment
 
+if TYPE_CHECKING:
+    from tacit.ledger.jetstream import Remote
+
 LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.ledger-folder/1"
-MANIFEST, RECORDS, BLOBS, SEEN = "ledger.json", "log.sqlite", "blobs", "seen"
+MANIFEST, RECORDS, BLOBS, SEEN, CA = "ledger.json", "log.sqlite", "blobs", "seen", "ca.pem"
 WIDTH = 33
 """Bytes in `seen` of each place: the hash of what stood there, and 1 if it was signed as it says."""
 NOTHING = bytes(32)
@@ -56,6 +63,14 @@ class Fault:
         return dict(self.__dict__)
 
 
+@dataclass(frozen=True)
+class News:
+    """What was found at a place of the log: a record that stands in the ledger, or what is wrong there."""
+
+    position: int
+    found: Record | Fault
+
+
 @dataclass(eq=False)
 class Reading:
     """A log, read so far: its state, and all that was wrong with it."""
@@ -68,18 +83,21 @@ class Reading:
     """A hash over everything in the log, in order: two readers who have the same one have the same ledger."""
     rewritten: bool = False
     """Whether something that was read before is not there any more."""
+    tell: Callable[[News], None] | None = None
+    """Who is told of each place, as it is read."""
 
-    def take(self, entries: Iterator[Entry] | Sequence[Entry], seen: bytes = b"") -> bytes:
-        """Read on; `seen`: what was found from here on before. Returns the same of what is found now."""
-        notes, begin = bytearray(), self.end
+    def take(self, entries: Iterator[Entry], seen: bytes, notes: bytearray) -> None:
+        """Read on; `seen`: what was found from here on before. The same of what is found now is added to `notes`."""
+        begin = self.end
         for entry in entries:
             if entry.position >= MOST:
-                self.rewritten = True
-                self.faults.append(Fault(f"record {entry.position}", "stands where no log reaches: reading ends here"))
+                self._wrong(
+                    f"record {entry.position}", "stands where no log reaches: reading ends here", rewritten=True
+                )
                 break
             if entry.position > self.end:
-                self.rewritten = True
-                self.faults.append(Fault(f"records {self.end} to {entry.position - 1}", "were deleted from the log"))
+                where = f"records {self.end} to {entry.position - 1}"
+                self._wrong(where, "were deleted from the log", rewritten=True)
                 self.head = hashlib.sha256(self.head + NOTHING).digest()
                 self.end = entry.position
             digest = hashlib.sha256(entry.data).digest()
@@ -93,17 +111,24 @@ class Reading:
                     raise Refused(f"is not what was read here before, {_address(known)}: history was rewritten")
                 if entry.name != str(_address(digest)):
                     raise Refused("holds other bytes than it says: it was changed, or is damaged")
-                self.dag.add(entry.data, verified=signed)
-                signed = True
+                record = self.dag.add(entry.data, verified=signed)
             except TacitError as error:
-                self.faults.append(Fault(f"record {entry.position} ({excerpt(entry.name)[1:-1]})", str(error)))
+                self._wrong(f"record {entry.position} ({excerpt(entry.name)[1:-1]})", str(error))
+            else:
+                signed = True
+                if self.tell is not None:
+                    self.tell(News(self.end, record))
             notes += digest + (b"\1" if signed else b"\0")
             self.end += 1
         if self.end - begin < (had := len(seen) // WIDTH):
-            self.rewritten = True
             gone = had - (self.end - begin)
-            self.faults.append(Fault(f"record {self.end}", f"{gone:,} records that were read from here on are gone"))
-        return bytes(notes)
+            self._wrong(f"record {self.end}", f"{gone:,} records that were read from here on are gone", rewritten=True)
+
+    def _wrong(self, where: str, reason: str, *, rewritten: bool = False) -> None:
+        self.rewritten |= rewritten
+        self.faults.append(fault := Fault(where, reason))
+        if self.tell is not None:
+            self.tell(News(self.end, fault))
 
 
 def _address(digest: bytes) -> CID:
@@ -114,36 +139,112 @@ def _address(digest: bytes) -> CID:
 class Ledger:
     """A ledger that is open: `dag` says what stands in it, `faults` what does not."""
 
-    def __init__(self, folder: Path, genesis: CID, log: Log, blobs: Blobs):
-        self.folder, self.genesis, self.log, self.blobs = folder, genesis, log, blobs
+    def __init__(self, folder: Path, genesis: CID, log: Log, blobs: Blobs, remote: Remote | None = None):
+        self.folder, self.genesis, self.log, self.blobs, self._remote = folder, genesis, log, blobs, remote
         self._reading = Reading(Dag(genesis))
 
     @classmethod
-    def begin(cls, folder: Path, who: Identity, genesis: Genesis) -> Ledger:
-        """Make a ledger in a folder, signed by who begins it."""
+    def begin(
+        cls,
+        folder: Path,
+        who: Identity,
+        genesis: Genesis,
+        remote: Remote | None = None,
+        *,
+        replicas: int = 1,
+        key: Path | None = None,
+    ) -> Ledger:
+        """Make a ledger, signed by who begins it: in a folder, or at a broker with the folder for what is read there.
+
+        `replicas`: servers of the broker that keep it. `key`: the file of the key that logs in, to be remembered.
+        """
         if genesis.admission == "listed" and who.public not in {key for _, key in genesis.keys}:
             raise TacitError(f"{who.name} begins the ledger and is not admitted to it: list that key too.")
         record = Record.sign(who, genesis)
         with new_folder(Path(folder), MANIFEST) as draft:
-            SqliteLog(draft / RECORDS, create=True).append([(str(record.cid), record.data)])
-            (draft / BLOBS).mkdir()
-            seal(draft, MANIFEST, SCHEMA, {"genesis": str(record.cid)}, later=[SEEN])
-        return cls.load(folder)
+            if remote is None:
+                SqliteLog(draft / RECORDS, create=True).append([(str(record.cid), record.data)])
+                (draft / BLOBS).mkdir()
+                seal(draft, MANIFEST, SCHEMA, {"genesis": str(record.cid)}, later=[SEEN])
+            else:
+                remote.make(replicas)
+                remote.log.begin(str(record.cid), record.data)
+                cls._remember(draft, record.cid, remote, key)
+        return cls.load(folder, remote=remote)
 
     @classmethod
-    def load(cls, folder: Path, genesis: CID | None = None) -> Ledger:
-        """Open a ledger and read all of it. `genesis`: what its address has to be, as it was told by another way."""
+    def join(cls, folder: Path, remote: Remote, genesis: CID, *, key: Path | None = None) -> Ledger:
+        """A folder for what is read of a ledger at a broker, of which somebody told the address of its genesis."""
+        remote.check()
+        with new_folder(Path(folder), MANIFEST) as draft:
+            cls._remember(draft, genesis, remote, key)
+            found = cls.load(draft, remote=remote)  # it is what it should be, or there is no folder
+        found.folder = Path(folder)
+        return found
+
+    @staticmethod
+    def _remember(draft: Path, genesis: CID, remote: Remote, key: Path | None) -> None:
+        if remote.ca is not None:
+            write_whole(draft / CA, remote.ca.read_bytes(), mode=0o644)
+        told = {"genesis": str(genesis), "log": remote.place, "plain": remote.plain}
+        seal(draft, MANIFEST, SCHEMA, told | ({} if key is None else {"key": str(key.resolve())}), later=[SEEN])
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        genesis: CID | None = None,
+        *,
+        who: Identity | None = None,
+        remote: Remote | None = None,
+        tell: Callable[[News], None] | None = None,
+    ) -> Ledger:
+        """Open a ledger and read all of it.
+
+        `genesis`: what its address has to be, as it was told by another way. Of a ledger at a broker: `who` logs in,
+        by default whoever did when the folder was made; `remote`: a connection that there is already, which is closed
+        with the ledger. `tell` is called with each place that is read, now and later.
+        """
         folder = Path(folder)
-        if not (folder / MANIFEST).is_file():
-            raise TacitError(f"{folder}: is no ledger: it has no {MANIFEST}. tacit ledger init makes one.")
-        found = CID.parse(read_json(folder / MANIFEST, SCHEMA, {"genesis": str})["genesis"])
+        manifest = read_manifest(folder)
+        found = CID.parse(manifest["genesis"])
         if genesis is not None and found != genesis:
             raise Refused(f"{folder}: is the ledger {found}, not {genesis}.")
-        ledger = cls(folder, found, SqliteLog(folder / RECORDS), BlobFolder(folder / BLOBS))
-        ledger.refresh()
-        if ledger.dag.genesis is None:
-            raise BadInput(f"{folder}: the log does not hold the genesis {found}.", hint=ledger._first_fault())
+        if "log" in manifest and remote is None:
+            from tacit.ledger.jetstream import Remote
+
+            ca = folder / CA
+            who = who or Identity.load(login(folder))
+            remote = Remote(str(manifest["log"]), who, ca=ca if ca.is_file() else None,
+                            plain=manifest.get("plain") is True)  # fmt: skip
+        try:
+            if remote is not None:
+                remote.check()
+                ledger = cls(folder, found, remote.log, remote.blobs, remote)
+            else:
+                ledger = cls(folder, found, SqliteLog(folder / RECORDS), BlobFolder(folder / BLOBS))
+            ledger.tell(tell)
+            ledger.refresh()
+            if ledger.dag.genesis is None:
+                raise BadInput(f"{folder}: the log does not hold the genesis {found}.", hint=ledger._first_fault())
+        except BaseException:
+            if remote is not None:
+                remote.close()
+            raise
         return ledger
+
+    def close(self) -> None:
+        """Log off, if it is at a broker."""
+        if self._remote is not None:
+            self._remote.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -183,14 +284,21 @@ class Ledger:
 
     # -- reading and writing -------------------------------------------------------------------------------------------
 
+    def tell(self, whom: Callable[[News], None] | None) -> None:
+        """Who is told of what is read from now on."""
+        self._reading.tell = whom
+
     def refresh(self) -> None:
         """Read what was added since."""
         begin = self._reading.end
         seen = self._seen(begin)
-        with _uncollected():
-            notes = self._reading.take(self.log.read(begin), seen)
-        if not self.rewritten and len(notes) > len(seen):
-            self._note(begin, notes)
+        notes = bytearray()
+        try:
+            with _uncollected():
+                self._reading.take(self.log.read(begin), seen, notes)
+        finally:  # a broker may have gone away in the middle of it
+            if not self.rewritten and len(notes) > len(seen):
+                self._note(begin, notes)
 
     def publish(self, who: Identity, body: Body) -> Record:
         """Sign and add a record, if it may stand in the ledger as that is now."""
@@ -242,19 +350,27 @@ class Ledger:
         seen, found = self._seen(), Reading(Dag(self.genesis))
         # What stands at a place is compared with what was read there; that it was found right then is not believed.
         with _uncollected():
-            found.take(self.log.read(), b"".join(seen[at : at + 32] + b"\0" for at in range(0, len(seen), WIDTH)))
-        faults: dict[tuple[CID, int, CID], str | None] = {}
+            unsigned = b"".join(seen[at : at + 32] + b"\0" for at in range(0, len(seen), WIDTH))
+            found.take(self.log.read(), unsigned, bytearray())
+        known: dict[tuple[CID, int, CID], Fault | None] = {}
         for node in found.dag.nodes.values():
             which = (node.update.weights, node.update.size, node.update.model)
-            if which not in faults:
-                try:
-                    self._rows(node, found.dag)
-                    faults[which] = None
-                except (Withheld, Refused) as error:
-                    faults[which] = str(error)
-            if (reason := faults[which]) is not None:
-                found.faults.append(Fault(f"update {node.cid} by {found.dag.provider(node.by)}", reason))
+            if which not in known:
+                known[which] = self._fault(node, found.dag)
+            if (fault := known[which]) is not None:
+                found.faults.append(Fault(_named(node, found.dag), fault.reason))
         return found
+
+    def fault_of(self, update: CID) -> Fault | None:
+        """What is wrong with the weights of an update; None: they are here, and as they should be."""
+        return self._fault(self.dag.nodes[update], self.dag)
+
+    def _fault(self, node: Node, dag: Dag) -> Fault | None:
+        try:
+            self._rows(node, dag)
+        except (Withheld, Refused) as error:
+            return Fault(_named(node, dag), str(error))
+        return None
 
     def _first_fault(self) -> str:
         return f"{self.faults[0]}." if self.faults else "The log is empty."
@@ -269,7 +385,7 @@ class Ledger:
             return b""
         return data[: len(data) // WIDTH * WIDTH]
 
-    def _note(self, begin: int, notes: bytes) -> None:
+    def _note(self, begin: int, notes: bytearray) -> None:
         """Add to `seen`, unless another process did."""
         try:
             with open(self.folder / SEEN, "ab") as file:
@@ -280,6 +396,28 @@ class Ledger:
                     file.write(notes[there:])
         except PermissionError:
             LOG.info("the ledger cannot be written to: it is verified anew each time")
+
+
+def _named(node: Node, dag: Dag) -> str:
+    return f"update {node.cid} by {dag.provider(node.by)}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a ledger's folder says of itself."""
+    if not (folder / MANIFEST).is_file():
+        raise TacitError(
+            f"{folder}: is no ledger: it has no {MANIFEST}. tacit ledger init makes one, tacit ledger join takes "
+            "part in one at a broker."
+        )
+    return read_json(folder / MANIFEST, SCHEMA, {"genesis": str})
+
+
+def login(folder: Path) -> Path:
+    """The file of the key that logs in to the broker of a ledger."""
+    found = Path(str(read_manifest(folder).get("key", "")))
+    if not found.is_file():
+        raise TacitError(f"{folder}: the key that logs in to its broker, {found}, is not there: say which by --key.")
+    return found
 
 
 @contextmanager

@@ -8,6 +8,7 @@ map with the schema, the kind, the public key `by` which it is signed, and the f
     update    weights of a model: which updates they were made from, where the weights are, what they cost in privacy
     beacon    a number of a chain of hashes, from which committees are drawn
     verdict   what a member of a committee thinks of the updates of a batch
+    revocation  a key that was lost or stolen: what it signs is refused from this place of the log on
 
 Here is what a record is by itself: its form and its signature. Whether it may stand in a ledger is `dag.py`'s.
 """
@@ -259,8 +260,28 @@ class Verdict:
         return cls(found["model"], found["batch"], accepted, tuple((update, why) for update, why in pairs))
 
 
-Body = Genesis | Model | Update | Beacon | Verdict
-KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (Genesis, Model, Update, Beacon, Verdict)}
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """The end of a key in this ledger: said by the key itself, or by who began the ledger."""
+
+    kind: ClassVar[str] = "revocation"
+    genesis: CID
+    key: bytes
+
+    def __post_init__(self) -> None:
+        _check_link("genesis", self.genesis, DAG_CBOR)
+        _check_bytes("key", self.key, 32)
+
+    def content(self) -> dict[str, Any]:
+        return {"genesis": self.genesis, "key": self.key}
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Revocation:
+        return cls(**found)
+
+
+Body = Genesis | Model | Update | Beacon | Verdict | Revocation
+KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (Genesis, Model, Update, Beacon, Verdict, Revocation)}
 _KEYS = {name: {"schema", "kind", "by", *(each.name for each in fields(kind))} for name, kind in KINDS.items()}
 _OF: dict[str, Callable[[Mapping[str, Any]], Body]] = {name: kind.of for name, kind in KINDS.items()}
 
