@@ -64,8 +64,8 @@ def act(broker, do, who=OPERATOR):
         client._public_nkey = nkey_of(who.public)
         tls = {"tls": ssl.create_default_context(cafile=broker.ca), "tls_handshake_first": True} if broker.ca else {}
         try:
-            await client.connect(broker.address, allow_reconnect=False, inbox_prefix=inbox(who.name), pending_size=1, **tls,
-                                 signature_cb=lambda nonce: base64.b64encode(who.answer(nonce)))  # fmt: skip
+            await client.connect(broker.address, allow_reconnect=False, inbox_prefix=inbox(who.name), pending_size=1,
+                                 **tls, signature_cb=lambda nonce: base64.b64encode(who.answer(nonce)))  # fmt: skip
             return await do(client)
         finally:
             await _hang_up(client)
