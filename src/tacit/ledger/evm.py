@@ -138,8 +138,11 @@ class Node:
 
     def __init__(self, url: str, patience: float = PATIENCE):
         web3, _ = _packages()
+        import requests
+
         self.name, self.patience = _named(url), patience
-        self._http = web3.HTTPProvider(url, request_kwargs={"timeout": ANSWER}, exception_retry_configuration=None)
+        self._session = requests.Session()
+        self._http = web3.HTTPProvider(url, {"timeout": ANSWER}, self._session, exception_retry_configuration=None)
 
     def ask(self, method: str, *words: Any) -> Any:
         """What the node answers; an error of its own is `Declined`."""
@@ -164,6 +167,9 @@ class Node:
     def head(self) -> int:
         """The number of the newest block."""
         return _number(self.ask("eth_blockNumber"))
+
+    def close(self) -> None:
+        self._session.close()
 
     def _answer(self, method: str, found: Any) -> Any:
         if not isinstance(found, dict) or ("result" not in found and "error" not in found):
@@ -306,6 +312,7 @@ class EvmLog:
 
     def close(self) -> None:
         self._base.close()
+        self.node.close()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -78,15 +78,21 @@ class Swarm:
     def keep(self, folder: Path) -> None:
         """Where this peer's blocks are, its key, and the addresses of others, one a line."""
         self._folder = Path(folder)
-        with suppress(FileNotFoundError):
-            lines = (self._folder / PEERS).read_text().split("\n")
-            known = [check_peer(line) for each in lines if (line := each.strip()) and not line.startswith("#")]
-            self.peers = list(dict.fromkeys([*known, *self.peers]))
+        self._known()
+
+    def _known(self) -> list[str]:
+        """The addresses of others: a line may be added to the file at any time."""
+        try:
+            lines = (self._home / PEERS).read_text().split("\n")
+        except FileNotFoundError:
+            return self.peers
+        found = [check_peer(line) for each in lines if (line := each.strip()) and not line.startswith("#")]
+        return list(dict.fromkeys([*found, *self.peers]))
 
     def remember(self, draft: Path) -> None:
         """What belongs to a new folder."""
         self.keep(draft)
-        (draft / BLOCKS).mkdir(exist_ok=True)
+        (draft / BLOCKS).mkdir(exist_ok=True)  # no key yet: that is made by who listens
         write_whole(draft / PEERS, "".join(f"{each}\n" for each in self.peers).encode(), mode=0o644)
 
     @property
@@ -101,8 +107,9 @@ class Swarm:
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> list[str]:
         """Give blocks to whoever asks; the addresses at which this peer is reached."""
-        if self._peer is not None:
+        if self._peer is not None and self._peer.addresses:
             raise TacitError("this peer listens already")
+        self.close()
         self._peer = Peer(self._secret(), self._given, (host, port))
         return self._peer.addresses
 
@@ -193,10 +200,11 @@ class Swarm:
             store.put(block, cid.codec)
             found[cid] = block
 
-        if missing and self.peers:
+        if missing and (peers := self._known()):
             if self._peer is None:
-                self._peer = Peer(self._secret(), self._given, None)
-            why = self._peer.fetch(missing, self.peers, self.wait, take)
+                # Another name than that of the peer that may listen for this folder: answers go by names.
+                self._peer = Peer(secrets.token_bytes(32), self._given, None)
+            why = self._peer.fetch(missing, peers, self.wait, take)
         else:
             why = "no other peers are known"
         for cid in missing:
@@ -298,6 +306,8 @@ class Peer:
         self._host.set_stream_handler(PROTOCOL, self._hear)
         async with self._host.run(listen_addrs=where), trio.open_nursery() as nursery:
             self._nursery = nursery
+            if where and not self._host.get_addrs():  # libp2p says so in its log alone
+                raise TacitError("it cannot listen there; the port may be taken")
             if where:
                 # As it says it itself, with the peer's name at the end.
                 name = f"/p2p/{self._host.get_id()}"
@@ -306,6 +316,9 @@ class Peer:
                 ]
             self._ready.set()
             await self._stop.wait()
+            for peer in self._host.get_connected_peers():  # ending the host leaves them open
+                with suppress(Exception), trio.move_on_after(1):
+                    await self._host.disconnect(peer)
             nursery.cancel_scope.cancel()
 
     async def _fetch(
@@ -484,4 +497,6 @@ def _reason(error: BaseException | None) -> str:
         if inner is None:
             break
         error = inner
+    if isinstance(error, TacitError):
+        return str(error)
     return "it was stopped" if error is None else excerpt(f"{type(error).__name__} {error}".strip())[1:-1]
