@@ -113,6 +113,11 @@ class Swarm:
         self._peer = Peer(self._secret(), self._given, (host, port))
         return self._peer.addresses
 
+    @property
+    def traffic(self) -> int:
+        """Bytes of messages that were sent and came, since this peer was started."""
+        return 0 if self._peer is None else self._peer.sent + self._peer.received
+
     def close(self) -> None:
         if self._peer is not None:
             self._peer.close()
@@ -122,6 +127,7 @@ class Swarm:
         """The peer's own key, which says nothing about who signs records. It is made when it is needed at first."""
         path = self._home / KEY
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(TacitError):  # another process made it
                 write_new(path, secrets.token_bytes(32))
         secret = path.read_bytes()
@@ -245,7 +251,7 @@ class Peer:
         self.addresses: list[str] = []
         self.sent = self.received = 0
         """Bytes of messages, both ways."""
-        self._ready = threading.Event()
+        self._ready, self._turn = threading.Event(), threading.Lock()
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="libp2p", daemon=True)
         self._thread.start()
@@ -265,7 +271,8 @@ class Peer:
 
     def fetch(self, cids: Sequence[CID], peers: Sequence[str], wait: float, take: Callable[[CID, bytes], None]) -> str:
         """Get blocks, and hand each over as it comes. What was in the way of those that did not come, in words."""
-        return self._call(lambda: self._fetch(cids, peers, wait, take))
+        with self._turn:
+            return self._call(lambda: self._fetch(cids, peers, wait, take))
 
     def close(self) -> None:
         with suppress(Exception):  # it may have ended by itself
@@ -378,13 +385,14 @@ class Peer:
                     while wish.data is None and peer not in wish.denied:
                         wish.changed = trio.Event()
                         await wish.changed.wait()
+                # Whoever is not told remembers the wish, and does not heed the same one again.
+                with suppress(Exception), trio.move_on_after(1):
+                    await self._say(peer, self._want(cid, cancel=True))
                 if wish.data is not None:
                     if peers[0] != peer and peer in peers:
                         peers.remove(peer)
                         peers.insert(0, peer)
                     return bytes(wish.data)
-                with suppress(Exception), trio.move_on_after(1):
-                    await self._say(peer, self._want(cid, cancel=True))
             silent = len(peers) - len(wish.denied)
             told = [f"{len(wish.denied)} do not have it"] if wish.denied else []
             return ", ".join(told + ([f"{silent} gave nothing in {wait:g} seconds"] if silent else []))
@@ -411,9 +419,9 @@ class Peer:
                     await stream.write(varint(len(data)) + data)
                     self.sent += len(data)
                     return
-                except Exception:
+                except BaseException as error:  # what was broken off leaves half a message on the stream
                     self._streams.pop(peer, None)
-                    if fresh:
+                    if fresh or not isinstance(error, Exception):
                         raise
 
     async def _hear(self, stream: Any) -> None:
@@ -464,7 +472,7 @@ class Peer:
             for want in wants:
                 block = None
                 with suppress(Refused):  # an address of another kind
-                    block = await trio.to_thread.run_sync(self._give, CID(want.block))
+                    block = await trio.to_thread.run_sync(self._give, CID(want.block), abandon_on_cancel=True)
                 if block is None:
                     if want.sendDontHave:
                         message.blockPresences.add(cid=want.block, type=self._message.DontHave)

@@ -8,6 +8,7 @@ unixfs-v1-2025, so other programs give the same file the same address, and read 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def blocks_of(data: bytes, leaf: int = LEAF, width: int = WIDTH) -> Iterator[tup
 
 def address_of(data: bytes) -> CID:
     """The address of a file."""
-    *_, (cid, _) = blocks_of(data)
+    [(cid, _)] = deque(blocks_of(data), maxlen=1)
     return cid
 
 
