@@ -100,12 +100,12 @@ def ledger_init(
     Examples:
       tacit ledger init ledger --key north.key --roster roster.json --model drugs --entity 64
       tacit ledger init mine --key north.key --open --model m --entity 64 --log tls://hub:4222/x --ca ca.pem
-      tacit ledger init ours --key north.key --open --model m --entity 64 --log evm:https://rpc --account north.account
+      tacit ledger init ours --key north.key --open --model m --entity 64 --log evm:https://rpc --account a
       tacit ledger init ledger --key north.key --model genes --entity 128 --committee 7
     """
     from tacit.federation.keys import Roster
     from tacit.ledger.cbor import CID, DAG_CBOR
-    from tacit.ledger.evm import SCHEME
+    from tacit.ledger.evm import SCHEME, split_place
     from tacit.ledger.jetstream import split_address
     from tacit.ledger.ledger import MANIFEST, Ledger
     from tacit.ledger.public import reach
@@ -136,6 +136,8 @@ def ledger_init(
         }  # fmt: skip
         Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
         if new:
+            if log is not None and not named and split_place(log, plain=plain) and account is None:
+                raise TacitError("beginning a ledger on a chain costs gas: say which account pays, by --account.")
             check_free(folder, MANIFEST)
             warn_plain(plain)
             remote = reach(
@@ -143,8 +145,6 @@ def ledger_init(
             )
             if remote is not None:
                 running.callback(remote.close)
-            if log is not None and log.startswith(SCHEME) and account is None:
-                raise TacitError("beginning a ledger on a chain costs gas: say which account pays, by --account.")
             opened = Ledger.begin(folder, who, genesis, remote, replicas=replicas, key=key)
         branch = opened.open_model(who, Model(opened.genesis, **rules))
         if as_json:
@@ -368,7 +368,7 @@ def ledger_join(
 
     Examples:
       tacit ledger join ledger --log tls://broker:4222/drugs --genesis bafy... --key south.key --ca ca.pem
-      tacit ledger join ledger --log evm:https://rpc.example.org#1200 --genesis bafy... --blobs ipfs:ADDRESS,ADDRESS
+      tacit ledger join ledger --log evm:https://rpc#1200 --genesis bafy... --blobs ipfs:PEER,PEER
     """
     from tacit.federation.keys import Identity
     from tacit.ledger.cbor import CID
