@@ -1313,6 +1313,14 @@ def test_the_commands(tmp_path, monkeypatch):
         ).replace("\n", " ")
     ledger = Ledger.load(tmp_path / "ledger")
     [one, two] = ledger.dag.branch("drugs").nodes
+    say("init", "open", "--key", "north.key", "--open", "--model", "m", "--entity", "4", "--blobs", "ipfs:")
+    assert "only what was trained" in say("publish", "open", "plain", "--key", "north.key")
+    assert "made from 0 others" in say("publish", "open", "plain", "--key", "north.key", "--reveal-for-ever")
+    assert "made from 0 others" in say("publish", "open", "private", "--key", "north.key", "--reveal-for-ever")
+    shown = Ledger.load(tmp_path / "open")
+    assert [node.update.privacy is None for node in shown.dag.branch("m").nodes] == [True, False]
+    assert shown.rows(shown.dag.branch("m").nodes[0]).entities == tuple(hospital.entities)
+    assert "not private" in say("show", "open")
     statement = json.loads((tmp_path / "private" / "shareable" / "privacy.json").read_text())
     assert [segment.json() for segment in one.update.privacy.releases] == [
         Segment.of(each).json() for each in statement["releases"][0]

@@ -15,6 +15,7 @@ A node is believed the order of records, and nothing about them: each is verifie
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -35,6 +36,7 @@ from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID, DAG_CBOR, decode, encode
 from tacit.ledger.log import Entry
 
+LOG = logging.getLogger(__name__)
 SCHEME = "evm:"
 MARK = b"tac\x01"
 """What calldata begins with that holds records."""
@@ -298,6 +300,10 @@ class EvmLog:
             try:
                 self._base = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
                 self._prepare()
+            except sqlite3.OperationalError as error:
+                LOG.info("%s: cannot be written to (%s): the chain is read anew each time", path, error)
+                self._base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                self._prepare()
             except sqlite3.DatabaseError as error:
                 raise BadInput(f"{path}: is not what was read of a chain ({error}): delete it.") from None
 
@@ -353,17 +359,18 @@ class EvmLog:
         for _ in range(AGAIN):
             head = self.node.head()
             last = self._last()
-            if last is not None and not self._stands(*last):
+            if last is not None and not self._stands(head, last[0]):
                 continue
             if self._advance(last, head - self.confirmations):
                 return
         raise Away(f"{self.node.name}: the chain changes while it is read. Try again.")
 
-    def _stands(self, number: int, known: str) -> bool:
+    def _stands(self, head: int, number: int) -> bool:
         """Whether the last block that was read is there; if not, this goes back to one that is."""
         until = time.monotonic() + self.node.patience
-        while (head := self.node.head()) < number and time.monotonic() < until:
+        while head < number and time.monotonic() < until:
             time.sleep(PAUSE)
+            head = self.node.head()
         back, replaced = self.start - 1, False
         for at, hash_ in self._base.execute("SELECT number, hash FROM blocks ORDER BY number DESC").fetchall():
             if at <= head:
