@@ -313,6 +313,8 @@ WRONG = {
         "absent": "absent: is no ledger",
         "ledger": "its weights are not at peers",
         "peers --listen nonsense": "--listen is an address and a port",
+        "peers --listen 0.0.0.0:4001": "needs the names by which others reach it: say --host",
+        "peers --host a/b": "'a/b' is no name of a host",
         "peers --listen 192.0.2.1:4001": "This peer could not start at 192.0.2.1:4001",
     },
     "ledger account": {

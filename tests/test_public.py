@@ -497,6 +497,23 @@ def test_noise_on_a_stream_stops_nothing(tmp_path):
         assert reader.get(cid, 5) == b"hello"
 
 
+@pytest.mark.slow
+def test_a_peer_is_reached_by_the_name_of_its_host(tmp_path):
+    with contextlib.closing(Swarm()) as own:
+        own.keep(tmp_path / "own")
+        cid = own.put(b"hello")
+        found = own.listen("0.0.0.0", 0, ["localhost", "127.0.0.1"])
+        assert [each.split("/tcp/")[0] for each in found] == ["/dns/localhost", "/ip4/127.0.0.1"]
+        for n, address in enumerate([*found, found[0].replace("/dns/", "/dns4/")]):
+            with contextlib.closing(Swarm([address])) as reader:
+                reader.keep(tmp_path / str(n))
+                assert reader.get(cid, 5) == b"hello"
+        with contextlib.closing(Swarm([found[0].replace("localhost", "nowhere.invalid")])) as reader:
+            reader.keep(tmp_path / "lost")
+            with pytest.raises(Withheld, match=r"0 of 1 peers were reached; /dns/nowhere.invalid/"):
+                reader.get(cid, 5)
+
+
 def test_peers_of_wrong_addresses(tmp_path):
     for address in ("nonsense", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/udp/1/quic/p2p/12D3KooWEkRerimEJAEsCdiS8fZC"):
         with pytest.raises(BadValue, match="the address of a peer is such as"):

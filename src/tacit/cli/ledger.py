@@ -478,6 +478,9 @@ def ledger_serve(
 def ledger_share(
     folder: Folder,
     listen: Annotated[str, typer.Option(help="Where this peer listens: address and port.")] = "127.0.0.1:4001",
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name by which others reach it; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Give the weights in a ledger's folder to whoever asks, by IPFS's protocol, until it is stopped.
@@ -486,7 +489,7 @@ def ledger_share(
     knows the address of some weights gets them: they are public.
 
     Example:
-      tacit ledger share ledger --listen 0.0.0.0:4001
+      tacit ledger share ledger --listen 0.0.0.0:4001 --host north.example.org
     """
     from tacit.ledger.ipfs import Swarm
     from tacit.ledger.ledger import read_manifest
@@ -497,7 +500,7 @@ def ledger_share(
     swarm = Swarm()
     swarm.keep(folder)
     with stops_kindly(f"tacit ledger share {folder} --listen {listen}"), closing(swarm):
-        found = swarm.listen(address, port)
+        found = swarm.listen(address, port, host or ())
         if as_json:
             print(json.dumps({"addresses": found}), flush=True)
         else:

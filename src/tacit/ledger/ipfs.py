@@ -10,8 +10,10 @@ libp2p runs in a thread of its own, and is only loaded when something has to be 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -30,7 +32,8 @@ T = TypeVar("T")
 SCHEME = "ipfs:"
 PROTOCOL = "/ipfs/bitswap/1.2.0"
 BLOCKS, PEERS, KEY = "blobs", "peers", "peer.key"
-PEER = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]{1,253}/tcp/[0-9]{1,5}/p2p/[0-9A-Za-z]{20,80}")
+HOST = re.compile(r"[0-9A-Za-z.:-]{1,253}")
+PEER = re.compile(rf"/(ip4|ip6|dns|dns4|dns6)/{HOST.pattern}/tcp/[0-9]{{1,5}}/p2p/[0-9A-Za-z]{{20,80}}")
 """The address of a peer, as IPFS writes it."""
 WAIT = 30.0
 """Seconds that a peer has for a block."""
@@ -105,13 +108,20 @@ class Swarm:
             raise TacitError("this peer has no folder yet")
         return self._folder
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> list[str]:
-        """Give blocks to whoever asks; the addresses at which this peer is reached."""
+    def listen(self, host: str = "127.0.0.1", port: int = 0, names: Sequence[str] = ()) -> list[str]:
+        """Give blocks to whoever asks; the addresses at which this peer is reached, by `names` if it has some."""
         if self._peer is not None and self._peer.addresses:
             raise TacitError("this peer listens already")
         self.close()
+        if not names and host in ("0.0.0.0", "::"):
+            raise BadValue(f"a peer that listens at {host} needs the names by which others reach it: say --host.")
+        for name in names:
+            if not HOST.fullmatch(name):
+                raise BadValue(f"{excerpt(name)} is no name of a host.")
+        wanted = [f"/{_kind(name)}/{name}/" for name in names]
         self._peer = Peer(self._secret(), self._given, (host, port))
-        return self._peer.addresses
+        found = self._peer.addresses
+        return [each + "/".join(address.split("/")[3:]) for each in wanted for address in found[:1]] or found
 
     @property
     def traffic(self) -> int:
@@ -336,12 +346,9 @@ class Peer:
         faults: list[str] = []
 
         async def reach(address: str) -> None:
-            from libp2p.peer.peerinfo import info_from_p2p_addr
-            from multiaddr import Multiaddr
-
             try:
                 with trio.fail_after(DIAL):
-                    info = info_from_p2p_addr(Multiaddr(address))
+                    info = await self._resolved(address)
                     await self._host.connect(info)
                 reached.append(info.peer_id)
             except trio.TooSlowError:
@@ -369,7 +376,21 @@ class Peer:
             for cid in cids:
                 nursery.start_soon(one, cid)
         told = f"{len(reached)} of {len(peers)} peers were reached"
-        return "; ".join([told, *missed[:1], *faults[:3]])
+        return "; ".join(filter(None, [told, *missed[:1], *faults[:3]]))
+
+    async def _resolved(self, address: str) -> Any:
+        """A peer and where it is; names of hosts are looked up as the system does."""
+        from libp2p.peer.id import ID
+        from libp2p.peer.peerinfo import PeerInfo
+        from multiaddr import Multiaddr
+
+        _, kind, host, _, port, _, name = address.split("/")
+        where = [(4 if kind == "ip4" else 6, host)]
+        if kind.startswith("dns"):
+            found = await self._trio.socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            both = [(4 if family == socket.AF_INET else 6, at[0]) for family, _, _, _, at in found]
+            where = [each for each in both if kind == "dns" or each[0] == int(kind[3:])]
+        return PeerInfo(ID.from_string(name), [Multiaddr(f"/ip{version}/{at}/tcp/{port}") for version, at in where])
 
     async def _asked(self, cid: CID, peers: list[Any], wait: float) -> bytes | str:
         """A block, from the first peer that gives it; or why none does. The one that gave the last is asked first."""
@@ -496,6 +517,14 @@ def _length(held: bytearray) -> tuple[int | None, int]:
         if byte < 128:
             return number, at + 1
     return (1 << 40, 5) if len(held) >= 5 else (None, 0)
+
+
+def _kind(host: str) -> str:
+    """What a host's name is in the address of a peer."""
+    try:
+        return f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        return "dns"
 
 
 def _reason(error: BaseException | None) -> str:
