@@ -62,7 +62,19 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     from tacit.reproduction import commit, processor
 
     versions = {}
-    for package in ("numpy", "torch", "numba", "triton", "pykeen", "opacus", "pandas", "pyarrow", "duckdb"):
+    for package in (
+        "numpy",
+        "torch",
+        "numba",
+        "triton",
+        "pykeen",
+        "opacus",
+        "pandas",
+        "pyarrow",
+        "duckdb",
+        "web3",
+        "libp2p",
+    ):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -295,6 +295,15 @@ WRONG = {
         f"new {OPEN} --key north.key --replicas 9 --log {AT}": "--replicas",
         f"taken {OPEN} --key north.key --log {AT}": "exists already",
         f"ledger --key north.key --model m --entity 4 --log {AT}": "where it is was said when it began",
+        "ledger --key north.key --model m --entity 4 --blobs ipfs:": "where it is was said when it began",
+        f"new {OPEN} --key north.key --log evm:nonsense": "a log on a chain is such as evm:https://",
+        f"new {OPEN} --key north.key --log evm:http://example.org": "http://example.org is without TLS",
+        f"new {OPEN} --key north.key --log evm:http://127.0.0.1:1": "costs gas: say which account pays, by --account",
+        f"new {OPEN} --key north.key --log evm:http://127.0.0.1:1 --account north.key": "is no account of a chain",
+        f"new {OPEN} --key north.key --log evm:http://127.0.0.1:1 --account absent": "absent: No such file",
+        f"new {OPEN} --key north.key --confirmations -1 --log evm:http://127.0.0.1:1": "--confirmations",
+        f"new {OPEN} --key north.key --blobs folder": "weights are at peers by ipfs:",
+        f"new {OPEN} --key north.key --blobs ipfs:/ip4/1.2.3.4": "the address of a peer is such as /ip4/",
     },
     "ledger publish": {
         "absent run --key north.key": "absent: is no ledger",
@@ -304,6 +313,7 @@ WRONG = {
         "ledger run --key binary.tsv": "is no private key",
         "ledger run --key north.key --model nothing": "There are: drugs",
         "ledger run --key north.key --parent nonsense": "'nonsense' is no address",
+        "ledger federation --key north.key --reveal-for-ever": "federation",
     },
     "ledger verify": {
         "absent": "absent: is no ledger",
@@ -349,6 +359,24 @@ WRONG = {
         f"new --log nonsense --genesis {CID.of(b'')} --key north.key": "a ledger's address is such as tls://",
         f"new --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "needs the broker's ca.pem",
         f"taken --log tls://127.0.0.1:1/x --genesis {CID.of(b'')} --key north.key": "exists already",
+        f"new --log tls://127.0.0.1:1/x --genesis {CID.of(b'')}": "say your private key, by --key",
+        f"new --log evm:nonsense --genesis {CID.of(b'')}": "a log on a chain is such as evm:https://",
+        f"new --log evm:http://127.0.0.1:1#x --genesis {CID.of(b'')}": "a log on a chain is such as evm:https://",
+        f"new --log evm:https://127.0.0.1:1 --genesis {CID.of(b'')} --blobs ipfs:x": "the address of a peer is such as",
+    },
+    "ledger share": {
+        "absent": "absent: is no ledger",
+        "ledger": "its weights are not at peers",
+        "peers --listen nonsense": "--listen is an address and a port",
+        "peers --listen 0.0.0.0:4001": "needs the names by which others reach it: say --host",
+        "peers --host a/b": "'a/b' is no name of a host",
+        "peers --listen 192.0.2.1:4001": "This peer could not start at 192.0.2.1:4001",
+    },
+    "ledger account": {
+        "north.key": "is no account of a chain",
+        "open.account": "others may read this private key",
+        "taken": "Is a directory",
+        "absent/new.account": "absent",
     },
     "ledger revoke": {
         "absent --key north.key": "absent: is no ledger",
@@ -407,6 +435,11 @@ def place(tmp_path_factory):
     far = json.loads((folder / "ledger" / "ledger.json").read_text())
     told = far | {"log": "tls://127.0.0.1:1/x", "key": "nowhere.key"}
     (folder / "far" / "ledger.json").write_text(json.dumps(told))
+    shutil.copytree(folder / "ledger", folder / "peers")
+    (folder / "peers" / "ledger.json").write_text(json.dumps(far | {"blobs": "ipfs:"}))
+    (folder / "peers" / "peer.key").write_bytes(bytes(32))
+    (folder / "open.account").write_text("1" * 64)
+    (folder / "open.account").chmod(0o644)
     write_graph(SMALL[0], folder / "graph")
     return folder
 

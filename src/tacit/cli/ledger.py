@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +33,26 @@ Login = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option("--log", help="Keep it at a broker: the address and a name, such as tls://broker:4222/drugs."),
+    typer.Option(
+        "--log",
+        help="Keep it at a broker, such as tls://broker:4222/drugs; or on a chain, by a node of it, such as "
+        "evm:https://rpc.example.org.",
+    ),
+]
+Peers = Annotated[
+    str | None,
+    typer.Option(
+        "--blobs",
+        help="Keep weights at peers of IPFS: ipfs: and their addresses, with commas between. Default: in the folder, "
+        "or at the broker.",
+    ),
+]
+Pays = Annotated[
+    Path | None,
+    typer.Option("--account", help="On a chain: the account that pays for what you add (tacit ledger account)."),
+]
+Depth = Annotated[
+    int, typer.Option("--confirmations", min=0, max=10_000, help="On a chain: blocks on top of a record that counts.")
 ]
 PAUSE = 0.5
 """Seconds between two looks for something new."""
@@ -64,6 +84,9 @@ def ledger_init(
     ] = None,
     batch: Annotated[int, typer.Option(help="Updates between two elections.")] = 10,
     log: Address = None,
+    blobs: Peers = None,
+    account: Pays = None,
+    confirmations: Depth = 12,
     ca: CaFile = None,
     plain: Plain = False,
     replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers of the broker that keep a new ledger.")] = 1,
@@ -71,18 +94,21 @@ def ledger_init(
 ) -> None:
     """Begin a ledger with a model; or open another model on a ledger that is there.
 
-    A ledger is in its folder; or with --log at a broker (tacit ledger serve), and in the folder is what you have read
-    of it. Every other command takes the folder, wherever the ledger is.
+    A ledger is in its folder; or with --log at a broker (tacit ledger serve) or on a chain, and in the folder is what
+    you have read of it. With --blobs weights are at peers. Every other command takes the folder, wherever a ledger is.
 
     Examples:
       tacit ledger init ledger --key north.key --roster roster.json --model drugs --entity 64
       tacit ledger init mine --key north.key --open --model m --entity 64 --log tls://hub:4222/x --ca ca.pem
+      tacit ledger init ours --key north.key --open --model m --entity 64 --log evm:https://rpc --account a
       tacit ledger init ledger --key north.key --model genes --entity 128 --committee 7
     """
     from tacit.federation.keys import Roster
     from tacit.ledger.cbor import CID, DAG_CBOR
-    from tacit.ledger.jetstream import Remote, split_address
+    from tacit.ledger.evm import SCHEME, split_place
+    from tacit.ledger.jetstream import split_address
     from tacit.ledger.ledger import MANIFEST, Ledger
+    from tacit.ledger.public import reach
     from tacit.ledger.record import Genesis, Model
 
     who, _ = open_key(key)
@@ -90,13 +116,14 @@ def ledger_init(
         new = not (folder / MANIFEST).is_file()
         if new and (roster is None) != anyone:
             raise TacitError("a new ledger says who may write in it: by --roster, or everybody by --open.")
-        if not new and (roster is not None or anyone or log is not None):
-            what = "where it is" if log is not None else "who may write in it"
+        if not new and (roster is not None or anyone or log is not None or blobs is not None):
+            what = "who may write in it" if log is None and blobs is None else "where it is"
             raise TacitError(f"{folder} is a ledger already: {what} was said when it began.")
         if new:
             known = None if roster is None else Roster.load(roster)
             listed = () if known is None else tuple((name, known.public(name)) for name in known.names)
-            name = folder.resolve().name if log is None else split_address(log)[1]
+            named = log is not None and not log.startswith(SCHEME)
+            name = split_address(str(log))[1] if named else folder.resolve().name
             genesis = Genesis(name, "open" if anyone else "listed", listed)
         else:
             opened = running.enter_context(Ledger.load(folder, who=who))
@@ -109,19 +136,26 @@ def ledger_init(
         }  # fmt: skip
         Model(CID.of(b"", DAG_CBOR), **rules)  # what is wrong with it is said before anything is made
         if new:
-            remote = None
-            if log is not None:
-                check_free(folder, MANIFEST)
-                warn_plain(plain)
-                remote = running.enter_context(Remote(log, who, ca=ca, plain=plain))
+            if log is not None and not named and split_place(log, plain=plain) and account is None:
+                raise TacitError("beginning a ledger on a chain costs gas: say which account pays, by --account.")
+            check_free(folder, MANIFEST)
+            warn_plain(plain)
+            remote = reach(
+                log, blobs, who=lambda: who, ca=ca, plain=plain, account=account, confirmations=confirmations
+            )
+            if remote is not None:
+                running.callback(remote.close)
             opened = Ledger.begin(folder, who, genesis, remote, replicas=replicas, key=key)
         branch = opened.open_model(who, Model(opened.genesis, **rules))
         if as_json:
-            print(json.dumps({"ledger": str(folder), "genesis": str(opened.genesis), "model": str(branch.cid)}))
+            told = {"ledger": str(folder), "genesis": str(opened.genesis), "model": str(branch.cid)}
+            print(json.dumps(told | ({"log": opened.place} if opened.place else {})))
             return
         if new:
             show.say(f"{folder} is the ledger {opened.genesis}")
             show.say("Read that address out to whoever joins: it stands for who may write.")
+            if opened.public and opened.place:
+                show.say(f"It is joined with --log {opened.place}")
         show.say(f"The model {model} is {branch.cid}")
 
 
@@ -134,12 +168,21 @@ def ledger_publish(
     parent: Annotated[
         list[str] | None, typer.Option(help="An update that it was made from; may be repeated. Default: none.")
     ] = None,
+    reveal: Annotated[
+        bool,
+        typer.Option(
+            "--reveal-for-ever",
+            help="Publish a run that guarantees no privacy: whoever reads the ledger, now or ever, may learn the "
+            "triples that it was trained on.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish what a private run shares, as an update that claims what the run cost.
 
     Only what is in the run's shareable/ is published, and only if the run guarantees privacy: nothing that was
-    published can be taken back.
+    published can be taken back. With --reveal-for-ever the rows of a run without privacy are published, too; the update
+    says that it is not private.
 
     Example:
       tacit ledger publish ledger runs/mine --key north.key --model drugs
@@ -155,14 +198,21 @@ def ledger_publish(
         shared = run / "shareable"
         if not (shared / "privacy.json").is_file():
             raise TacitError(f"{run}: is no run: it has no shareable/privacy.json. tacit train makes one.")
-        try:
-            claim = claim_of(read_json(shared / "privacy.json", "tacit.privacy/1", {"guarantee": str}))
-        except TacitError as error:
-            raise TacitError(f"{run}: {error}") from None
-        weights = shared / "model.safetensors"
-        if not weights.is_file():
-            raise TacitError(f"{run}: shares no model: it is not finished. tacit train --resume {run} goes on with it.")
-        record = opened.publish_rows(who, str(branch.cid), weights.read_bytes(), claim, parents)
+        statement = read_json(shared / "privacy.json", "tacit.privacy/1", {"guarantee": str})
+        weights, claim = shared / "model.safetensors", None
+        if reveal and statement["guarantee"] != "differential privacy":
+            data = _revealed(run)
+        else:
+            try:
+                claim = claim_of(statement)
+            except TacitError as error:
+                raise TacitError(f"{run}: {error}") from None
+            if not weights.is_file():
+                raise TacitError(
+                    f"{run}: shares no model: it is not finished. tacit train --resume {run} goes on with it."
+                )
+            data = weights.read_bytes()
+        record = opened.publish_rows(who, str(branch.cid), data, claim, parents, reveal=reveal)
     node = opened.dag.nodes[record.cid]
     if as_json:
         told = {"update": str(record.cid), "weights": str(node.update.weights), "number": node.number}
@@ -299,26 +349,46 @@ def ledger_follow(
 @ledger.command("join")
 def ledger_join(
     folder: Folder,
-    log: Annotated[str, typer.Option(help="Where the ledger is, such as tls://broker:4222/drugs.")],
+    log: Annotated[
+        str,
+        typer.Option(help="Where the ledger is, such as tls://broker:4222/drugs or evm:https://rpc.example.org#1200."),
+    ],
     genesis: Annotated[str, typer.Option(help="The ledger's address, as whoever began it read it out.")],
-    key: Annotated[Path, typer.Option("--key", help="Your private key, NAME.key: it logs in to the broker.")],
+    key: Login = None,
+    blobs: Peers = None,
+    account: Pays = None,
+    confirmations: Depth = 12,
     ca: CaFile = None,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take part in a ledger at a broker: make a folder for what you read of it, and read all of it.
+    """Take part in a ledger at a broker or on a chain: make a folder for what you read of it, and read all of it.
 
-    Example:
+    A broker has to be logged in to, by --key. A chain may be read by everybody, without a key and without an account.
+
+    Examples:
       tacit ledger join ledger --log tls://broker:4222/drugs --genesis bafy... --key south.key --ca ca.pem
+      tacit ledger join ledger --log evm:https://rpc#1200 --genesis bafy... --blobs ipfs:PEER,PEER
     """
+    from tacit.federation.keys import Identity
     from tacit.ledger.cbor import CID
-    from tacit.ledger.jetstream import Remote
     from tacit.ledger.ledger import MANIFEST, Ledger
+    from tacit.ledger.public import reach
 
-    told, (who, _) = CID.parse(genesis), open_key(key)
+    told = CID.parse(genesis)
+    mine = None if key is None else open_key(key)[0]
+
+    def who() -> Identity:
+        if mine is None:
+            raise TacitError("a broker has to be logged in to: say your private key, by --key.")
+        return mine
+
     check_free(folder, MANIFEST)
     warn_plain(plain)
-    with Remote(log, who, ca=ca, plain=plain) as remote, show.busy("reading", as_json):
+    remote = reach(log, blobs, who=who, genesis=told, ca=ca, plain=plain, account=account, confirmations=confirmations)
+    if remote is None:
+        raise TacitError("a ledger in a folder is not joined: share the folder.")
+    with closing(remote), show.busy("reading", as_json):
         opened = Ledger.join(folder, remote, told, key=key)
     if as_json:
         print(json.dumps({"ledger": str(folder), "genesis": genesis, "head": opened.head, "places": len(opened),
@@ -404,11 +474,84 @@ def ledger_serve(
             look()
 
 
+@ledger.command("share")
+def ledger_share(
+    folder: Folder,
+    listen: Annotated[str, typer.Option(help="Where this peer listens: address and port.")] = "127.0.0.1:4001",
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name by which others reach it; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give the weights in a ledger's folder to whoever asks, by IPFS's protocol, until it is stopped.
+
+    It is for a ledger with --blobs ipfs:. What others publish is not fetched by this: follow --weights does. Whoever
+    knows the address of some weights gets them: they are public.
+
+    Example:
+      tacit ledger share ledger --listen 0.0.0.0:4001 --host north.example.org
+    """
+    from tacit.ledger.ipfs import Swarm
+    from tacit.ledger.ledger import read_manifest
+
+    address, port = split_listen(listen)
+    if "blobs" not in read_manifest(folder):
+        raise TacitError(f"{folder}: its weights are not at peers: a ledger begun with --blobs ipfs: has them there.")
+    swarm = Swarm()
+    swarm.keep(folder)
+    with stops_kindly(f"tacit ledger share {folder} --listen {listen}"), closing(swarm):
+        found = swarm.listen(address, port, host or ())
+        if as_json:
+            print(json.dumps({"addresses": found}), flush=True)
+        else:
+            for each in found:
+                show.say(f"Others reach this peer with --blobs ipfs:{each}")
+            show.say("They may write that address into the file peers of their folders as well.")
+        while True:
+            time.sleep(1)
+
+
+@ledger.command("account")
+def ledger_account(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The account's file: its private key, for you alone.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make an account that pays on a chain, or show the address of one that is there. Put coins of the chain on it.
+
+    It is another key than the one that signs records: who pays says nothing about who wrote.
+
+    Example:
+      tacit ledger account north.account
+    """
+    from tacit.ledger.evm import Account
+
+    new = not path.exists()
+    found = Account.new(path) if new else Account(path)
+    if as_json:
+        print(json.dumps({"account": str(path), "address": found.address, "new": new}))
+        return
+    show.say(f"{path} is the account {found.address}")
+
+
+def _revealed(run: Path) -> bytes:
+    """The rows of a run that guarantees nothing, in the form in which private runs share theirs."""
+    from tacit.run import Run
+    from tacit.tensors import save_tensors
+
+    found = Run.open(run)
+    names = {"entities": "\n".join(found.graph.entities), "relations": "\n".join(found.graph.relations)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save_tensors(path, found.model.tables.tensors(), {"schema": "tacit.shared/1"} | names)
+        return path.read_bytes()
+
+
 def _open(folder: Path, key: Path | None, anchor: CID | None = None, **more: Any) -> Ledger:
     """A ledger, with the key that logs in where it is at a broker."""
+    from tacit.ledger.evm import SCHEME
     from tacit.ledger.ledger import Ledger, login, read_manifest
 
-    if "log" not in read_manifest(folder):
+    if str(read_manifest(folder).get("log", SCHEME)).startswith(SCHEME):
         return Ledger.load(folder, anchor, **more)
     who, _ = open_key(key or login(folder))
     return Ledger.load(folder, anchor, who=who, **more)

@@ -99,7 +99,7 @@ class Identity:
             salt = os.urandom(16)
             head, secret = f"{head} scrypt {salt.hex()}", _stretched(passphrase, salt)
         how = BestAvailableEncryption(secret) if secret else NoEncryption()
-        _write_new(Path(path), head.encode() + b"\n" + self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
+        write_new(Path(path), head.encode() + b"\n" + self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> Identity:
@@ -581,7 +581,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all, and never in place of another."""
     file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600, and nobody else's
     try:

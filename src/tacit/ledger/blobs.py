@@ -30,6 +30,10 @@ class Withheld(TacitError):
 class Blobs(Protocol):
     """Where weights are."""
 
+    def address(self, data: bytes) -> CID:
+        """The address that these bytes have here."""
+        ...
+
     def put(self, data: bytes) -> CID:
         """Keep bytes; they are kept when this returns."""
         ...
@@ -49,8 +53,11 @@ class BlobFolder:
         text = str(cid)
         return self.folder / text[-2:] / text
 
-    def put(self, data: bytes) -> CID:
-        cid = CID.of(data, RAW)
+    def address(self, data: bytes) -> CID:
+        return CID.of(data, RAW)
+
+    def put(self, data: bytes, codec: int = RAW) -> CID:
+        cid = CID.of(data, codec)
         path = self._path(cid)
         with suppress(TacitError):  # it is not there, or damaged: then it is written anew
             if self.get(cid, len(data)) == data:
@@ -70,7 +77,7 @@ class BlobFolder:
             raise Withheld(f"the weights {cid} are not here: ask their provider for them.") from None
         if len(data) > largest:
             raise Refused(f"the weights {cid} have more than {largest:,} bytes")
-        if CID.of(data, RAW) != cid:
+        if CID.of(data, cid.codec) != cid:
             raise Refused(f"the file of the weights {cid} holds other bytes: it was changed, or is damaged")
         return data
 

@@ -2,8 +2,8 @@
 
 DAG-CBOR is the subset of CBOR (RFC 8949) that IPLD fixed: numbers in their shortest form, floats of 64 bits that are
 finite, maps with text keys in order of their length and then their bytes, no lengths left open, and one tag, 42, for
-links. A link is a CID: here of version 1, by SHA-256, to DAG-CBOR or to raw bytes. Written here because records are
-read by the hundred thousand, and the package for it takes a millisecond for each.
+links. A link is a CID: here of version 1, by SHA-256, to DAG-CBOR, to raw bytes, or to DAG-PB (`unixfs.py`). Written
+here because records are read by the hundred thousand, and the package for it takes a millisecond for each.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tacit.federation.messages import Refused
 
 Value = Any
 """None, bool, int, float, str, bytes, CID, or lists and dicts (with text keys) of these."""
-RAW, DAG_CBOR = 0x55, 0x71
-CODECS = {RAW: "raw bytes", DAG_CBOR: "DAG-CBOR"}
+RAW, DAG_PB, DAG_CBOR = 0x55, 0x70, 0x71
+CODECS = {RAW: "raw bytes", DAG_PB: "DAG-PB", DAG_CBOR: "DAG-CBOR"}
 DEEPEST = 16
 """Lists and maps in each other."""
 _LINK = b"\xd8\x2a\x58\x25\x00"
@@ -39,7 +39,7 @@ class CID(bytes):
 
     def __new__(cls, data: bytes) -> CID:
         if len(data) != 36 or data[0] != 1 or data[1] not in CODECS or data[2:4] != b"\x12\x20":
-            raise Refused("is no address that is known here: CID version 1, raw or DAG-CBOR, SHA-256")
+            raise Refused("is no address that is known here: CID version 1, raw, DAG-PB or DAG-CBOR, SHA-256")
         return super().__new__(cls, data)
 
     @classmethod

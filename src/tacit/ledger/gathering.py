@@ -44,8 +44,11 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._data: dict[CID, bytes] = {}
 
+    def address(self, data: bytes) -> CID:
+        return CID.of(data)
+
     def put(self, data: bytes) -> CID:
-        cid = CID.of(data)
+        cid = self.address(data)
         self._data[cid] = data
         return cid
 

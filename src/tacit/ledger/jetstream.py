@@ -31,12 +31,15 @@ from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Away
 from tacit.federation.messages import Refused
 from tacit.federation.nats import Broken, Line
+from tacit.folders import write_whole
 from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID, RAW
 from tacit.ledger.log import Entry
 from tacit.ledger.record import LARGEST
 
 T = TypeVar("T")
+CA = "ca.pem"
+"""The broker's certificate, in a ledger's folder."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """What a ledger may be called at a broker."""
 ADDRESSED = "Tacit-Name"
@@ -123,6 +126,8 @@ class Remote(Line):
         As of any connection to a broker.
     """
 
+    public = False
+
     def __init__(
         self,
         address: str,
@@ -174,6 +179,15 @@ class Remote(Line):
                         "could forget records, or cannot be read. Ask whoever runs the broker."
                     )
             self.replicas = int(config.get("num_replicas", 1))
+
+    def settle(self, folder: Path) -> None:
+        """Of what is at a broker nothing is kept in the folder but what was found there."""
+
+    def remember(self, draft: Path) -> dict[str, Any]:
+        """What a ledger's folder says of where it is."""
+        if self.ca is not None:
+            write_whole(draft / CA, self.ca.read_bytes(), mode=0o644)
+        return {"log": self.place, "plain": self.plain}
 
     def call(self, act: Callable[[Any], Coroutine[Any, Any, T]], undone: str = "The ledger was not reached") -> T:
         """Do something with the connection, and wait for it; again if it breaks. It has to bear being done twice."""
@@ -390,6 +404,9 @@ class ObjectBlobs:
     def __init__(self, remote: Remote):
         self._remote = remote
         self._stream = blob_stream(remote.name)
+
+    def address(self, data: bytes) -> CID:
+        return CID.of(data, RAW)
 
     def _entry(self, cid: CID) -> str:
         return blob_subject(self._remote.name, "M", base64.urlsafe_b64encode(str(cid).encode()).decode())

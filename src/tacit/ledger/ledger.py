@@ -6,7 +6,8 @@
     seen           what this reader found at each place of the log, and whether its signature was right
 
 Of a ledger at a broker, log and weights are there; ledger.json says where, and which key logs in, and beside it lies
-the broker's certificate, ca.pem.
+the broker's certificate, ca.pem. Of one on a chain the log is there, and chain.sqlite holds what was read of it; of one
+among peers, blobs/ holds the blocks that this peer has, `peers` the addresses of others, peer.key its own key.
 
 Everything follows from the log. `seen` only saves time, and notices if what was read once is read no more: a place that
 holds another record than it did, or a log that became shorter. `Ledger.verify` takes nothing from it but that.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.errors import BadInput, TacitError, excerpt
 from tacit.federation.keys import Identity
 from tacit.federation.messages import Refused
-from tacit.folders import new_folder, read_json, seal, write_whole
+from tacit.folders import new_folder, read_json, seal
 from tacit.ledger.blobs import BlobFolder, Blobs, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR
 from tacit.ledger.dag import Branch, Dag, Node
@@ -38,10 +39,15 @@ from tacit.privacy.events import Segment
 
 if TYPE_CHECKING:
     from tacit.ledger.jetstream import Remote
+    from tacit.ledger.public import Public
+
+    Place = Remote | Public
 
 LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.ledger-folder/1"
 MANIFEST, RECORDS, BLOBS, SEEN, CA = "ledger.json", "log.sqlite", "blobs", "seen", "ca.pem"
+LATER = SEEN, "chain.sqlite", "peers", "peer.key", BLOBS
+"""What may come to be in a ledger's folder."""
 WIDTH = 33
 """Bytes in `seen` of each place: the hash of what stood there, and 1 if it was signed as it says."""
 NOTHING = bytes(32)
@@ -139,7 +145,7 @@ def _address(digest: bytes) -> CID:
 class Ledger:
     """A ledger that is open: `dag` says what stands in it, `faults` what does not."""
 
-    def __init__(self, folder: Path, genesis: CID, log: Log, blobs: Blobs, remote: Remote | None = None):
+    def __init__(self, folder: Path, genesis: CID, log: Log, blobs: Blobs, remote: Place | None = None):
         self.folder, self.genesis, self.log, self.blobs, self._remote = folder, genesis, log, blobs, remote
         self._reading = Reading(Dag(genesis))
 
@@ -149,7 +155,7 @@ class Ledger:
         folder: Path,
         who: Identity,
         genesis: Genesis,
-        remote: Remote | None = None,
+        remote: Place | None = None,
         *,
         replicas: int = 1,
         key: Path | None = None,
@@ -162,32 +168,38 @@ class Ledger:
             raise TacitError(f"{who.name} begins the ledger and is not admitted to it: list that key too.")
         record = Record.sign(who, genesis)
         with new_folder(Path(folder), MANIFEST) as draft:
-            if remote is None:
-                SqliteLog(draft / RECORDS, create=True).append([(str(record.cid), record.data)])
-                (draft / BLOBS).mkdir()
-                seal(draft, MANIFEST, SCHEMA, {"genesis": str(record.cid)}, later=[SEEN])
-            else:
+            if remote is not None:
                 remote.make(replicas)
+            if remote is not None and remote.log is not None:
                 remote.log.begin(str(record.cid), record.data)
-                cls._remember(draft, record.cid, remote, key)
+            else:
+                SqliteLog(draft / RECORDS, create=True).append([(str(record.cid), record.data)])
+            if remote is None or remote.blobs is None:
+                (draft / BLOBS).mkdir()
+            cls._remember(draft, record.cid, remote, key)
         return cls.load(folder, remote=remote)
 
     @classmethod
-    def join(cls, folder: Path, remote: Remote, genesis: CID, *, key: Path | None = None) -> Ledger:
-        """A folder for what is read of a ledger at a broker, of which somebody told the address of its genesis."""
+    def join(cls, folder: Path, remote: Place, genesis: CID, *, key: Path | None = None) -> Ledger:
+        """A folder for what is read of a ledger elsewhere, of which somebody told the address of its genesis."""
+        if remote.log is None:
+            raise TacitError("a ledger whose log is in a folder is not joined: share the folder.")
         remote.check()
         with new_folder(Path(folder), MANIFEST) as draft:
             cls._remember(draft, genesis, remote, key)
             found = cls.load(draft, remote=remote)  # it is what it should be, or there is no folder
         found.folder = Path(folder)
+        if isinstance(found.blobs, BlobFolder):
+            found.blobs = BlobFolder(found.folder / BLOBS)
+        remote.settle(found.folder)
         return found
 
     @staticmethod
-    def _remember(draft: Path, genesis: CID, remote: Remote, key: Path | None) -> None:
-        if remote.ca is not None:
-            write_whole(draft / CA, remote.ca.read_bytes(), mode=0o644)
-        told = {"genesis": str(genesis), "log": remote.place, "plain": remote.plain}
-        seal(draft, MANIFEST, SCHEMA, told | ({} if key is None else {"key": str(key.resolve())}), later=[SEEN])
+    def _remember(draft: Path, genesis: CID, remote: Place | None, key: Path | None) -> None:
+        told = {"genesis": str(genesis)} | ({} if remote is None else remote.remember(draft))
+        if "log" in told and key is not None:
+            told["key"] = str(key.resolve())
+        seal(draft, MANIFEST, SCHEMA, told, later=LATER)
 
     @classmethod
     def load(
@@ -196,7 +208,7 @@ class Ledger:
         genesis: CID | None = None,
         *,
         who: Identity | None = None,
-        remote: Remote | None = None,
+        remote: Place | None = None,
         tell: Callable[[News], None] | None = None,
     ) -> Ledger:
         """Open a ledger and read all of it.
@@ -210,19 +222,16 @@ class Ledger:
         found = CID.parse(manifest["genesis"])
         if genesis is not None and found != genesis:
             raise Refused(f"{folder}: is the ledger {found}, not {genesis}.")
-        if "log" in manifest and remote is None:
-            from tacit.ledger.jetstream import Remote
-
-            ca = folder / CA
-            who = who or Identity.load(login(folder))
-            remote = Remote(str(manifest["log"]), who, ca=ca if ca.is_file() else None,
-                            plain=manifest.get("plain") is True)  # fmt: skip
+        if remote is None and ("log" in manifest or "blobs" in manifest):
+            remote = cls._reached(folder, manifest, who)
         try:
+            log: Log | None = None
+            blobs: Blobs | None = None
             if remote is not None:
+                remote.settle(folder)
                 remote.check()
-                ledger = cls(folder, found, remote.log, remote.blobs, remote)
-            else:
-                ledger = cls(folder, found, SqliteLog(folder / RECORDS), BlobFolder(folder / BLOBS))
+                log, blobs = remote.log, remote.blobs
+            ledger = cls(folder, found, log or SqliteLog(folder / RECORDS), blobs or BlobFolder(folder / BLOBS), remote)
             ledger.tell(tell)
             ledger.refresh()
             if ledger.dag.genesis is None:
@@ -233,8 +242,29 @@ class Ledger:
             raise
         return ledger
 
+    @staticmethod
+    def _reached(folder: Path, manifest: dict[str, Any], who: Identity | None) -> Place | None:
+        """Where a ledger is, by what its folder says."""
+        from tacit.ledger.public import reach
+
+        ca, account = folder / CA, manifest.get("account")
+        try:
+            log, blobs = manifest.get("log"), manifest.get("blobs")
+            more: dict[str, Any] = {}
+            for name, kind in (("chain", int), ("confirmations", int)):
+                if name in manifest:
+                    more[name] = kind(manifest[name])
+            return reach(
+                None if log is None else str(log), None if blobs is None else str(blobs),
+                who=lambda: who or Identity.load(login(folder)), genesis=CID.parse(manifest["genesis"]),
+                ca=ca if ca.is_file() else None, plain=manifest.get("plain") is True,
+                account=None if account is None else Path(str(account)), **more,
+            )  # fmt: skip
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{folder / MANIFEST}: does not say where the ledger is: {error}.") from None
+
     def close(self) -> None:
-        """Log off, if it is at a broker."""
+        """Log off, if it is at a broker, or among peers."""
         if self._remote is not None:
             self._remote.close()
 
@@ -264,6 +294,16 @@ class Ledger:
     @property
     def rewritten(self) -> bool:
         return self._reading.rewritten
+
+    @property
+    def place(self) -> str | None:
+        """Where its log is; None: in the folder."""
+        return None if self._remote is None else self._remote.place
+
+    @property
+    def public(self) -> bool:
+        """Whether its log or its weights are on a network that nobody owns."""
+        return self._remote is not None and self._remote.public
 
     def __len__(self) -> int:
         """Places in the log, those of refused records too."""
@@ -315,9 +355,25 @@ class Ledger:
         return record
 
     def publish_rows(
-        self, who: Identity, model: str, data: bytes, claim: Claim | None, parents: Sequence[CID] = ()
+        self,
+        who: Identity,
+        model: str,
+        data: bytes,
+        claim: Claim | None,
+        parents: Sequence[CID] = (),
+        *,
+        reveal: bool = False,
     ) -> Record:
-        """Add an update. `parents`: what it was made from; none: it was trained from nothing."""
+        """Add an update. `parents`: what it was made from; none: it was trained from nothing.
+
+        On a public network rows that claim no privacy are refused, unless they are to be revealed: `reveal`.
+        """
+        if claim is None and self.public and not reveal:
+            raise Refused(
+                f"{self.folder}: is on a public network, and these rows claim no privacy: whoever looks, now or ever, "
+                "may learn from them what they were trained on. Train with --epsilon; --reveal-for-ever publishes them "
+                "nevertheless."
+            )
         branch = self.dag.branch(model)
         rule = branch.model
         if len(data) > rule.largest:
@@ -327,7 +383,7 @@ class Ledger:
         except Refused as error:
             raise Refused(f"the weights {error}") from None
         over = tuple(sorted(set(parents))) or (branch.cid,)
-        update = Update(branch.cid, over, CID.of(data), len(data), claim)
+        update = Update(branch.cid, over, self.blobs.address(data), len(data), claim)
         self._signed(who, update)  # refused before anything is kept
         self.blobs.put(data)
         return self.publish(who, update)
@@ -407,7 +463,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise TacitError(
             f"{folder}: is no ledger: it has no {MANIFEST}. tacit ledger init makes one, tacit ledger join takes "
-            "part in one at a broker."
+            "part in one elsewhere."
         )
     return read_json(folder / MANIFEST, SCHEMA, {"genesis": str})
 

@@ -43,6 +43,14 @@ class Log(Protocol):
         ...
 
 
+class BegunLog(Log, Protocol):
+    """A log that is not made with its folder."""
+
+    def begin(self, name: str, data: bytes) -> None:
+        """Add the genesis as the first entry; refused if there is another one."""
+        ...
+
+
 class SqliteLog:
     """A log in one file of SQLite. Several processes may read and write it; an entry is there whole or not at all."""
 

@@ -24,7 +24,7 @@ from tacit.errors import TacitError, excerpt
 from tacit.federation.keys import Identity, verify
 from tacit.federation.messages import Refused
 from tacit.graph import name_fault
-from tacit.ledger.cbor import CID, DAG_CBOR, RAW, decode, encode
+from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW, decode, encode
 from tacit.privacy.events import Segment, Spent
 
 SCHEMA = "tacit.ledger/1"
@@ -187,7 +187,7 @@ class Update:
         _check_links("parents", self.parents)
         if not 1 <= len(self.parents) <= MOST_PARENTS:
             raise Refused(f"an update has from 1 to {MOST_PARENTS} parents, not {len(self.parents)}")
-        _check_link("weights", self.weights, RAW)
+        _check_link("weights", self.weights, RAW, DAG_PB)
         _check_number("size", self.size, 1, LARGEST_BLOB)
 
     def content(self) -> dict[str, Any]:
@@ -366,9 +366,9 @@ def _check_bytes(name: str, value: Any, length: int) -> None:
         raise Refused(f"{name!r} has {length} bytes; not {excerpt(repr(value))}")
 
 
-def _check_link(name: str, link: Any, codec: int) -> None:
-    if type(link) is not CID or link[1] != codec:
-        raise Refused(f"{name!r} is the address of {'a record' if codec == DAG_CBOR else 'weights'}")
+def _check_link(name: str, link: Any, *codecs: int) -> None:
+    if type(link) is not CID or link[1] not in codecs:
+        raise Refused(f"{name!r} is the address of {'a record' if DAG_CBOR in codecs else 'weights'}")
 
 
 def _check_links(name: str, links: Sequence[Any]) -> None:

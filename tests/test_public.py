@@ -1,0 +1,806 @@
+"""Ledgers on networks that nobody owns: a real chain (anvil), real peers over bitswap, Helia."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("web3", reason="the extra evm is not installed")
+pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
+from ledgers import CLAIM, KEYS, WHO, roster, rows
+from networks import Anvil, Helia, environment, until
+from tacit.errors import BadInput, BadValue, TacitError
+from tacit.federation.letters import Away
+from tacit.federation.messages import Refused
+from tacit.ledger import evm, ipfs, unixfs
+from tacit.ledger.blobs import BlobFolder, Withheld
+from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW
+from tacit.ledger.evm import Account, EvmLog, calldata, entries_of, log_address, split_place
+from tacit.ledger.ipfs import Peer, Swarm
+from tacit.ledger.ledger import BLOBS, RECORDS, Ledger
+from tacit.ledger.log import SqliteLog
+from tacit.ledger.public import Public, reach
+from tacit.ledger.record import Genesis, Model
+
+GENESIS = b"the first"
+ABOUT = CID.of(GENESIS, DAG_CBOR)
+
+
+def entry(text):
+    data = text.encode()
+    return str(CID.of(data, DAG_CBOR)), data
+
+
+# -- files as blocks ---------------------------------------------------------------------------------------------------
+
+
+def test_addresses_as_helia_gives_them():
+    """Of bytes that count up: what Helia's own importer said."""
+    data = bytes(range(256)) * 16_384
+    assert unixfs.address_of(data[: 1 << 20]) == CID.of(data[: 1 << 20])
+    assert str(unixfs.address_of(data)) == KNOWN[len(data)]
+    assert str(unixfs.address_of(data + b"x")) == KNOWN[len(data) + 1]
+
+
+KNOWN = {
+    4_194_304: "bafybeicl75dxls2qe2aqjf37ksqumvpvaon6l44n3zhvabnnear5avp6tu",
+    4_194_305: "bafybeiewfpma5myezoj27l24rmdcq7w5hripzdhvm6n7wvb4zemf6g7o7i",
+}
+
+
+@given(st.integers(0, 400), st.integers(2, 5))
+def test_blocks_come_together_again(size, width):
+    data = os.urandom(size)
+    blocks = list(unixfs.blocks_of(data, leaf=10, width=width))
+    assert all(CID.of(block, cid.codec) == cid for cid, block in blocks)
+    known = dict(blocks)
+
+    def whole(cid):
+        if cid.codec == RAW:
+            return known[cid]
+        links = _links(known[cid])
+        assert len(links) <= width
+        return b"".join(map(whole, links))
+
+    assert whole(blocks[-1][0]) == data
+
+
+def _links(block):
+    return [
+        CID(value) for tag, link in unixfs._fields(block) if tag == 2 for at, value in unixfs._fields(link) if at == 1
+    ]
+
+
+NODE = unixfs.encode_node([unixfs.Child(CID.of(bytes((n,))), 5000, 5000) for n in range(3)])
+
+
+@given(st.integers(0, len(NODE) * 8 - 1))
+def test_a_node_with_a_changed_bit_is_refused_or_has_other_children(bit):
+    changed = bytearray(NODE)
+    changed[bit // 8] ^= 1 << bit % 8
+    with contextlib.suppress(Refused):
+        assert unixfs.decode_node(bytes(changed)) != unixfs.decode_node(NODE)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_node_or_refused(data):
+    with contextlib.suppress(Refused):
+        assert unixfs.encode_node(unixfs.decode_node(data)) == data
+
+
+def test_files_of_countless_tiny_blocks_are_refused():
+    small = [unixfs.Child(CID.of(b"x"), 1, 1)] * 3
+    with pytest.raises(Refused, match="next to nothing"):
+        unixfs.decode_node(unixfs.encode_node(small))
+    with pytest.raises(Refused, match="next to nothing"):
+        unixfs.decode_node(unixfs.encode_node([unixfs.Child(CID.of(b"x"), 0, 1)]))
+
+
+# -- a log on a chain --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chain():
+    with Anvil() as found:
+        yield found
+
+
+@pytest.fixture
+def log(chain, tmp_path, monkeypatch):
+    """A function that makes a log of somebody's on the chain; each test begins a ledger of its own."""
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    begin, own = chain.node.head(), os.urandom(8).hex()
+    genesis = entry(own)
+    with contextlib.ExitStack() as opened:
+
+        def make(confirmations=0, pays=True, keep=None, **other):
+            account = chain.account(tmp_path / os.urandom(4).hex()) if pays else None
+            found = EvmLog(f"{chain.place}#{begin}", CID.parse(genesis[0]), account=account,
+                           confirmations=confirmations, **{"patience": 2, "settled": 20} | other)  # fmt: skip
+            opened.enter_context(contextlib.closing(found))
+            if keep is not None:
+                found.keep(keep)
+            return found
+
+        make.genesis = genesis
+        yield make
+
+
+def shown(log, start=0):
+    return [each.data.decode() for each in log.read(start)][0 if start else 1 :]
+
+
+NO_PLACES = ["evm:", "evm:rpc", "evm:ftp://x", "https://x", "evm:https://", "evm:https://x#y", "evm:https://x#-1"]
+
+
+@pytest.mark.parametrize("place", NO_PLACES)
+def test_places_that_are_none(place):
+    with pytest.raises(BadValue, match="a log on a chain is such as"):
+        split_place(place)
+
+
+def test_places():
+    assert split_place("evm:https://rpc.example.org/v3/secret#12") == ("https://rpc.example.org/v3/secret", 12)
+    assert split_place("evm:http://127.0.0.1:8545") == ("http://127.0.0.1:8545", 0)
+    with pytest.raises(BadValue, match=r"http://rpc.example.org is without TLS"):
+        split_place("evm:http://rpc.example.org/secret")
+    assert split_place("evm:http://rpc.example.org", plain=True) == ("http://rpc.example.org", 0)
+
+
+def test_accounts(tmp_path):
+    made = Account.new(tmp_path / "a")
+    assert Account(tmp_path / "a").address == made.address
+    assert made.address.startswith("0x")
+    with pytest.raises(TacitError, match="exists already"):
+        Account.new(tmp_path / "a")
+    (tmp_path / "a").chmod(0o644)
+    with pytest.raises(TacitError, match="others may read"):
+        Account(tmp_path / "a")
+    for text, reason in (("nonsense", "64 hexadecimal"), ("0" * 64, "out of range"), ("f" * 64, "out of range")):
+        (tmp_path / "b").write_text(text)
+        (tmp_path / "b").chmod(0o600)
+        with pytest.raises(TacitError, match=reason):
+            Account(tmp_path / "b")
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_calldata_comes_back(contents):
+    found = [(str(CID.of(each, DAG_CBOR)), each) for each in contents]
+    assert entries_of(calldata(found)) == found
+    assert entries_of(calldata(found)[1:]) == []
+    assert entries_of(calldata(found) + b"x") == []
+
+
+@given(st.binary(max_size=100))
+def test_any_calldata_is_entries_or_nothing(data):
+    for each in entries_of(evm.MARK + data):
+        assert isinstance(each[0], str)
+
+
+def test_nobody_is_believed_where_a_ledger_begins(chain, log):
+    """Anybody may send anything to the address: what is before the genesis does not count, what is no entry neither."""
+    own = log()
+    with pytest.raises(Refused, match="does not show the transaction"):
+        own.append([entry("too early")])
+    own.append([log.genesis])
+    to, mine = log_address(own.genesis), own.account
+
+    def send(data):
+        fields = {"to": evm._packages()[0].Web3.to_checksum_address(to), "value": 1, "data": data, "gas": 200_000,
+                  "chainId": own.chain, "gasPrice": 10**11,
+                  "nonce": int(chain.node.ask("eth_getTransactionCount", mine.address, "pending"), 16)}  # fmt: skip
+        chain.node.ask("eth_sendRawTransaction", mine.sign(fields)[1])
+
+    for data in (b"", b"hello", evm.MARK, evm.MARK + b"\x81\x01", calldata([entry("a")]) + b"\0"):
+        send(data)
+    liar = calldata([entry("x")])[:-1] + b"y"  # an address of other bytes: the ledger names it, and ignores it
+    send(liar)
+    own.append([entry("b")])
+    assert shown(own) == ["y", "b"]
+    assert next(own.read(1)).name == entry("x")[0]
+    # whoever begins at another block before the genesis comes to the same
+    with contextlib.closing(EvmLog(f"{chain.place}#0", own.genesis, confirmations=0)) as other:
+        assert list(other.read()) == list(own.read())
+
+
+def test_what_cannot_be_added(chain, log, tmp_path):
+    own = log()
+    with pytest.raises(BadValue, match="stands under its address"):
+        own.append([("a", b"x")])
+    with pytest.raises(BadValue, match="120,000 bytes can be added at once"):
+        own.append([entry("x" * 130_000)])
+    with pytest.raises(TacitError, match="say which account pays"):
+        log(pays=False).append([entry("x")])
+    poor = EvmLog(chain.place, ABOUT, account=Account.new(tmp_path / "poor"), confirmations=0)
+    with contextlib.closing(poor), pytest.raises(TacitError, match=r"The account 0x\w+ cannot pay"):
+        poor.append([entry("x")])
+    with pytest.raises(BadValue, match="from 0 to 10,000"):
+        EvmLog(chain.place, confirmations=-1)
+    with pytest.raises(Refused, match="is a node of the chain 31337, where the ledger is on 1"):
+        EvmLog(chain.place, chain=1)
+
+
+def test_nodes_that_are_none(tmp_path):
+    with pytest.raises(Away, match=r"http://127.0.0.1:1 does not answer"):
+        EvmLog("evm:http://127.0.0.1:1/secret", patience=0.1)
+    import http.server
+
+    class Says(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.server.says)
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Says) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for says in (b"<html>", b"[]", b"{}", b'{"result": 5}', b'{"result": "0x"}'):
+            server.says = says
+            with pytest.raises(Refused, match=r"no node of a chain|is no number"):
+                EvmLog(f"evm:http://127.0.0.1:{server.server_port}", patience=0.1)
+        server.shutdown()
+        thread.join()
+
+
+def test_what_is_read_is_kept(chain, log, tmp_path, monkeypatch):
+    own = log(keep=tmp_path / "kept")
+    own.append([log.genesis])
+    for n in range(3):
+        own.append([entry(f"n{n}")])
+    assert shown(own) == ["n0", "n1", "n2"]
+    again = log(keep=tmp_path / "kept")
+    asked = []
+    blocks = evm.Node.blocks
+
+    def notes(self, numbers, **how):
+        asked.append(how)
+        return blocks(self, numbers, **how)
+
+    monkeypatch.setattr(evm.Node, "blocks", notes)
+    assert shown(again) == ["n0", "n1", "n2"]
+    assert asked == [{}]  # the last block, by its hash, and no other
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(BadInput, match="delete it"):
+        again.keep(tmp_path / "noise")
+    SqliteLog(tmp_path / "other", create=True)
+    with pytest.raises(BadInput, match="another kind of file"):
+        again.keep(tmp_path / "other")
+
+
+def test_nothing_is_told_before_it_is_deep_enough_and_a_reorganisation_of_depth_3_changes_nothing_that_was(
+    chain, log, tmp_path
+):
+    writer, reader = log(), log(confirmations=3, keep=tmp_path / "kept")
+    writer.append([log.genesis])
+    for n in range(4):
+        writer.append([entry(f"n{n}")])
+    assert shown(writer) == ["n0", "n1", "n2", "n3"]  # who is content with no confirmations sees it at once
+    assert shown(reader) == ["n0"]
+    chain.reorganise(3)  # n1, n2 and n3 are gone
+    assert shown(reader) == ["n0"]
+    late = log()
+    late.append([entry("m1")])
+    late.append([entry("m2")])
+    late.append([entry("m3")])
+    assert shown(late) == ["n0", "m1", "m2", "m3"]
+    assert shown(reader) == ["n0"]
+    chain.mine(3)
+    assert shown(reader) == ["n0", "m1", "m2", "m3"]
+    assert shown(log(confirmations=3)) == ["n0", "m1", "m2", "m3"]
+    with pytest.raises(Refused, match=r"record 2 \(bafy\w+\) was read, and is there no more: history was rewritten"):
+        shown(writer)
+    with pytest.raises(Refused, match="history was rewritten"):  # and it stays so
+        shown(writer)
+
+
+def test_a_reader_goes_back_to_the_last_block_that_is_there(chain, log, tmp_path):
+    own = log(keep=tmp_path / "kept")
+    own.append([log.genesis])
+    for n in range(4):
+        own.append([entry(f"n{n}")])
+    assert shown(own) == ["n0", "n1", "n2", "n3"]
+    chain.reorganise(3)
+    again = log(keep=tmp_path / "kept")  # another process, which has told nothing of it yet
+    assert shown(again) == ["n0"]
+    again.append([entry("n1")])
+    assert shown(again) == ["n0", "n1"]
+
+
+def test_the_same_records_in_other_blocks_are_the_same_log(chain, log):
+    own = log()
+    own.append([log.genesis])
+    for n in range(3):
+        own.append([entry(f"n{n}")])
+    assert shown(own) == ["n0", "n1", "n2"]
+    chain.reorganise(3)
+    other = log()
+    for n in range(3):
+        other.append([entry(f"n{n}")])
+    assert shown(own) == ["n0", "n1", "n2"]
+
+
+@pytest.mark.slow
+def test_who_adds_waits_until_it_is_deep_enough_and_sends_again_what_a_chain_lost(chain, log):
+    own, found = log(confirmations=3), []
+    log().append([log.genesis])
+    chain.mine(3)
+    adding = threading.Thread(target=lambda: found.append(own.append([entry("mine")])))
+    adding.start()
+    until(lambda: shown(log()) == ["mine"])
+    chain.reorganise(3)
+    until(lambda: shown(log()) == ["mine"])  # it was lost, and sent again
+    chain.mine(2)
+    time.sleep(0.3)
+    assert found == []
+    chain.mine(1)
+    adding.join(20)
+    assert found == [1]
+    assert shown(own) == ["mine"]
+    assert len(own.receipts) == 1
+    assert own.receipts[0].gas > 21_000
+
+
+def test_who_adds_says_if_it_does_not_become_deep_enough(chain, log):
+    own = log(confirmations=5, settled=0.5)
+    with pytest.raises(Away, match=r"may not have been added: the transaction 0x\w+ is not 5 blocks deep after 0.5"):
+        own.append([log.genesis])
+
+
+def test_a_node_that_lost_blocks_is_not_believed(log, tmp_path, chain):
+    own = log(keep=tmp_path / "kept")
+    own.append([log.genesis])
+    chain.mine(3)
+    assert shown(own) == []
+    number, known = own._last()
+    own._base.execute("DELETE FROM blocks WHERE number > ?", (number,))
+    own._base.execute("INSERT INTO blocks VALUES (?, ?)", (number + 50, known))
+    with pytest.raises(Away, match="it is behind, or lost blocks"):
+        list(own.read())
+
+
+# -- weights at peers --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def peers(folder, *listen, wait=5.0):
+    """Peers that listen, and one more that knows them all."""
+    with contextlib.ExitStack() as opened:
+        found = []
+        for name in listen:
+            found.append(opened.enter_context(contextlib.closing(Swarm(wait=wait))))
+            (folder / name).mkdir()
+            found[-1].keep(folder / name)
+        known = [address for each in found for address in each.listen()]
+        reader = opened.enter_context(contextlib.closing(Swarm(known, wait=wait)))
+        (folder / "reader").mkdir()
+        reader.keep(folder / "reader")
+        yield reader, *found
+
+
+@pytest.mark.slow
+def test_large_weights_come_in_blocks_from_whoever_has_them(tmp_path):
+    with peers(tmp_path, "a", "b", "c") as (reader, a, b, c):
+        data = os.urandom(3 * unixfs.LEAF + 5)
+        cid = b.put(data)
+        assert cid.codec == DAG_PB
+        assert reader.address(data) == cid
+        assert reader.get(cid, len(data)) == data
+        assert reader.get(cid, len(data)) == data
+        with pytest.raises(Refused, match="more than 1,000 bytes"):
+            reader.get(cid, 1000)
+        # what was fetched is kept, and given on; two blocks here, two there
+        blocks = [each for each, _ in unixfs.blocks_of(data)]
+        for swarm, gone in ((a, blocks[:2]), (c, blocks[2:4]), (b, blocks)):
+            for each, block in unixfs.blocks_of(data):
+                swarm.store.put(block, each.codec)
+            for each in gone:
+                swarm.store._path(each).unlink()
+        shutil.rmtree(tmp_path / "reader" / "blobs")
+        assert reader.get(cid, len(data)) == data
+        # a peer that is away, and one whose address is wrong, are no hindrance
+        a.close()
+        shutil.rmtree(tmp_path / "reader" / "blobs")
+        for each, block in unixfs.blocks_of(data):
+            c.store.put(block, each.codec)
+        assert reader.get(cid, len(data)) == data
+
+
+@pytest.mark.slow
+def test_a_withheld_block_times_out_and_is_named(tmp_path, monkeypatch):
+    with peers(tmp_path, "a", "b", wait=1.0) as (reader, a, b):
+        data = os.urandom(4 * unixfs.LEAF)
+        cid = a.put(data)
+        missing = [each for each, _ in unixfs.blocks_of(data)][2]
+        a.store._path(missing).unlink()
+        named = rf"the weights {cid}: the block {missing}, 3 of 4, did not come: 2 of 2 peers were reached"
+        with pytest.raises(Withheld, match=f"{named}; 2 do not have it; ask their provider"):
+            reader.get(cid, len(data))
+        # whoever has it and says nothing at all
+        a.put(data)
+        given = a._peer._give
+        a._peer._give = lambda each: time.sleep(30) if each == missing else given(each)
+        began = time.monotonic()
+        with pytest.raises(Withheld, match=f"{named}; 1 do not have it, 1 gave nothing in 1 seconds"):
+            reader.get(cid, len(data))
+        assert 1 <= time.monotonic() - began < 15
+        a._peer._give = given
+        assert reader.get(cid, len(data)) == data  # and what came before did not have to come again
+        b.close()
+        with pytest.raises(Withheld, match=r"1 of 2 peers were reached; 1 do not have it; /ip4/127.0.0.1/tcp/\d+/p2p/"):
+            reader.get(CID.of(b"nothing"), 10)
+
+
+@pytest.mark.slow
+def test_peers_that_lie_are_not_believed(tmp_path):
+    with peers(tmp_path, "liar", "honest", wait=2.0) as (reader, liar, honest):
+        cid = honest.put(b"hello")
+        liar._peer._give = lambda each: b"hallo"
+        assert reader.get(cid, 5) == b"hello"
+        only = Swarm(liar._peer.addresses, wait=0.5)
+        (tmp_path / "only").mkdir()
+        only.keep(tmp_path / "only")
+        with contextlib.closing(only), pytest.raises(Withheld, match=r"1 gave nothing in 0.5 seconds"):
+            only.get(cid, 5)
+        assert list(only.store) == []
+        # a root that says other sizes than its blocks have, which is right by its address
+        leaf = os.urandom(5000)
+        liar._peer._give = liar._given
+        liar.store.put(leaf)
+        for size, reason in ((5001, "another size than"), (1 << 40, "more than 9,999 bytes")):
+            root = unixfs.encode_node([unixfs.Child(CID.of(leaf), size, size)])
+            with pytest.raises(Refused, match=reason):
+                reader.get(liar.store.put(root, DAG_PB), 9999)
+        with pytest.raises(Refused, match="is no node of a file"):
+            reader.get(liar.store.put(b"junk", DAG_PB), 9999)
+
+
+@pytest.mark.slow
+def test_noise_on_a_stream_stops_nothing(tmp_path):
+    """Messages that are none, too large, or cut short: that stream ends, and the next one is heard."""
+    import trio
+    from multiaddr import Multiaddr
+
+    with peers(tmp_path, "a") as (reader, a):
+        cid = a.put(b"hello")
+        assert reader.get(cid, 5) == b"hello"
+        peer = reader._peer
+
+        async def noise(data):
+            from libp2p.peer.peerinfo import info_from_p2p_addr
+
+            info = info_from_p2p_addr(Multiaddr(a._peer.addresses[0]))
+            stream = await peer._host.new_stream(info.peer_id, [ipfs.PROTOCOL])
+            with contextlib.suppress(Exception):
+                await stream.write(data)
+                with trio.move_on_after(0.2):
+                    await stream.read(1)
+                await stream.reset()
+
+        for data in (b"\xff" * 10, b"\x05junk!", b"\xff\xff\xff\xff\x0f", b"\x20cut short", os.urandom(5000)):
+            peer._call(lambda data=data: noise(data))
+        shutil.rmtree(tmp_path / "reader" / "blobs")
+        assert reader.get(cid, 5) == b"hello"
+
+
+@pytest.mark.slow
+def test_a_peer_is_reached_by_the_name_of_its_host(tmp_path):
+    with contextlib.closing(Swarm()) as own:
+        own.keep(tmp_path / "own")
+        cid = own.put(b"hello")
+        found = own.listen("0.0.0.0", 0, ["localhost", "127.0.0.1"])
+        assert [each.split("/tcp/")[0] for each in found] == ["/dns/localhost", "/ip4/127.0.0.1"]
+        for n, address in enumerate([*found, found[0].replace("/dns/", "/dns4/")]):
+            with contextlib.closing(Swarm([address])) as reader:
+                reader.keep(tmp_path / str(n))
+                assert reader.get(cid, 5) == b"hello"
+        with contextlib.closing(Swarm([found[0].replace("localhost", "nowhere.invalid")])) as reader:
+            reader.keep(tmp_path / "lost")
+            with pytest.raises(Withheld, match=r"0 of 1 peers were reached; /dns/nowhere.invalid/"):
+                reader.get(cid, 5)
+
+
+def test_peers_of_wrong_addresses(tmp_path):
+    for address in ("nonsense", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/udp/1/quic/p2p/12D3KooWEkRerimEJAEsCdiS8fZC"):
+        with pytest.raises(BadValue, match="the address of a peer is such as"):
+            Swarm([address])
+    assert ipfs.split_peers("ipfs:") == []
+    swarm = Swarm()
+    with pytest.raises(TacitError, match="no folder yet"):
+        swarm.put(b"x")
+    swarm.keep(tmp_path)
+    (tmp_path / "peers").write_text("# ours\n\nnonsense\n")
+    with pytest.raises(BadValue, match="the address of a peer"):
+        swarm.get(CID.of(b"x"), 5)
+    (tmp_path / "peer.key").write_bytes(b"short")
+    with pytest.raises(TacitError, match="is no key of a peer"):
+        swarm.listen()
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(TacitError, match=r"This peer could not start at 127.0.0.1"):
+            Peer(bytes(32), lambda cid: None, taken.getsockname())
+
+
+@pytest.mark.slow
+def test_helia_reads_our_weights_and_we_read_its(tmp_path):
+    """A table as large as FB15k-237's, by another program's IPFS: the same address, the same bytes, both ways."""
+    with Helia() as helia, peers(tmp_path, "a") as (_, a):
+        table = os.urandom(14_541 * 128 * 4)
+        (tmp_path / "table").write_bytes(table)
+        told = helia.ask(add=str(tmp_path / "table"))
+        assert told["cid"] == str(unixfs.address_of(table))
+        (tmp_path / "from-helia").mkdir()
+        with contextlib.closing(Swarm(helia.addresses)) as reader:
+            reader.keep(tmp_path / "from-helia")
+            for _ in range(2):  # once more on the same connection
+                shutil.rmtree(tmp_path / "from-helia" / "blobs", ignore_errors=True)
+                assert reader.get(CID.parse(told["cid"]), len(table)) == table
+        other = os.urandom(2_500_000)
+        helia.ask(get=str(a.put(other)), peer=a._peer.addresses[0], into=str(tmp_path / "got"), wait=60)
+        assert (tmp_path / "got").read_bytes() == other
+        small = a.put(b"hello")
+        helia.ask(get=str(small), peer=a._peer.addresses[0], into=str(tmp_path / "got"), wait=60)
+        assert (tmp_path / "got").read_bytes() == b"hello"
+
+
+# -- ledgers -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_without_privacy_are_refused_on_a_public_network(tmp_path):
+    place = Public(None, Swarm())
+    with Ledger.begin(tmp_path / "ledger", WHO[0], Genesis("drugs", keys=KEYS), place) as ledger:
+        ledger.open_model(WHO[0], Model(ledger.genesis, "drugs", entity=3, relation=3))
+        with pytest.raises(Refused, match="is on a public network, and these rows claim no privacy"):
+            ledger.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), None)
+        assert list(ledger.blobs.store) == []
+        ledger.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), CLAIM)
+        ledger.publish_rows(WHO[0], "drugs", rows(tmp_path, 2), None, reveal=True)
+        assert ledger.public
+    with Ledger.load(tmp_path / "ledger") as again:  # log in the folder, weights at peers
+        assert again.verify().faults == []
+        assert [node.update.privacy for node in again.dag.branch("drugs").nodes] == [CLAIM, None]
+        assert again.public
+
+
+def test_places_of_ledgers_that_cannot_be(tmp_path):
+    def who():
+        raise AssertionError
+
+    assert reach(None, who=who) is None
+    with pytest.raises(BadValue, match="weights are at peers by ipfs:"):
+        reach(None, "http://x", who=who)
+    with pytest.raises(BadValue, match="neither the log nor the weights"):
+        Public(None, None)
+    (tmp_path / "account").write_text("x")
+    with pytest.raises(TacitError, match="--account goes with --log evm:"):
+        reach("tls://x:1/y", who=who, account=tmp_path / "account")
+    with pytest.raises(TacitError, match="is no account of a chain"):
+        reach("evm:http://127.0.0.1:1", who=who, account=tmp_path / "account")
+
+
+def test_without_the_extras_it_is_said_which(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "web3", None)
+    with pytest.raises(TacitError, match=r'pip install "tacit-kg\[evm\]"'):
+        EvmLog("evm:http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "libp2p", None)
+    with pytest.raises(TacitError, match=r'pip install "tacit-kg\[ipfs\]"'):
+        Peer(bytes(32), lambda cid: None, None)
+
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+home, tests, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+sys.path.insert(0, tests)
+from ledgers import CLAIM, rows
+from tacit.errors import TacitError
+from tacit.federation.keys import Identity
+from tacit.federation.letters import Away
+from tacit.ledger.blobs import Withheld
+from tacit.ledger.ledger import Ledger
+
+who = Identity.load(home / "own.key")
+accepted, fetched = open(home / "accepted", "a"), open(home / "fetched", "a")
+with Ledger.load(home / "ledger") as ledger:
+    (home / "address").write_text(ledger.blobs.listen("127.0.0.1", port)[0])
+    while not (home / "ledger" / "peers").read_text():
+        time.sleep(0.1)
+    while not (home / "stop").exists():
+        try:
+            ledger.refresh()
+            tips = ledger.dag.branch("drugs").tips
+            for node in tips:
+                if node.by != who.public:
+                    ledger.rows(node)
+                    fetched.write(f"{node.cid}\\n"); fetched.flush()
+            value = hash((who.name, len(ledger), os.getpid())) % 10**6
+            record = ledger.publish_rows(who, "drugs", rows(home, value), CLAIM, [node.cid for node in tips][-2:])
+            accepted.write(f"{record.cid}\\n"); accepted.flush(); os.fsync(accepted.fileno())
+        except (Away, Withheld) as error:
+            print(error, flush=True)
+    (home / "stopped").touch()
+    while True:  # others may still want what it has
+        time.sleep(0.1)
+"""
+"""A provider as far as the ledger sees it: it builds on the newest tips, whose rows it fetches from their providers."""
+
+
+class Consortium:
+    """A chain, and providers, each a process with a folder, a key, an account and a peer of its own."""
+
+    command = (sys.executable, "-c", WRITER)
+    """What a provider runs, with its folder, the tests' and a port as arguments; full providers may take its place."""
+
+    def __init__(self, root, anvil, names):
+        self.root, self.anvil, self.names, self.running = root, anvil, names, {}
+        for each in WHO[: len(names)]:
+            (root / each.name).mkdir()
+            each.save(root / each.name / "own.key")
+            anvil.account(root / each.name / "own.account")
+
+    def tacit(self, *words, cwd, code=0):
+        done = subprocess.run([sys.executable, "-m", "tacit", "ledger", *words], cwd=cwd, capture_output=True,
+                              text=True, timeout=200, check=False, env=environment())  # fmt: skip
+        assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
+
+    def start(self, name):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        with open(self.root / f"{name}.said", "ab") as said:
+            home = self.root / name
+            self.running[name] = subprocess.Popen([*self.command, str(home), str(Path(__file__).parent), str(port)],
+                                                  stdout=said, stderr=said, env=environment())  # fmt: skip
+
+    def noted(self, name, what="accepted"):
+        file = self.root / name / what
+        return file.read_text().split("\n")[:-1] if file.exists() else []
+
+    def goes_on(self, by=1):
+        before = {name: len(self.noted(name)) for name in self.names}
+
+        def went():
+            for name, process in self.running.items():
+                assert process.poll() is None, (self.root / f"{name}.said").read_text()[-3000:]
+            return all(len(self.noted(name)) >= n + by for name, n in before.items())
+
+        until(went, 240)
+
+    def close(self):
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_four_writers_on_a_chain_that_is_killed_and_reorganised_come_to_the_same_as_in_a_folder(tmp_path):
+    names = [each.name for each in WHO[:4]]
+    with Anvil(every=0.5, state=tmp_path / "state.json") as anvil:
+        consortium = Consortium(tmp_path, anvil, names)
+        try:
+            roster().save(tmp_path / "roster.json")
+            deep = ("--confirmations", "6")
+            told = json.loads(consortium.tacit(
+                "init", "ledger", "--key", "own.key", "--roster", "../roster.json", "--model", "drugs", "--entity", "3",
+                "--log", anvil.place, "--blobs", "ipfs:", "--account", "own.account", *deep, "--json",
+                cwd=tmp_path / names[0],
+            ))  # fmt: skip
+            joining = ("--log", told["log"], "--genesis", told["genesis"], *deep)
+            for name in names[1:]:
+                consortium.tacit("join", "ledger", *joining, "--blobs", "ipfs:", "--account", "own.account",
+                                 cwd=tmp_path / name)  # fmt: skip
+            for name in names:
+                consortium.start(name)
+            until(lambda: all((tmp_path / name / "address").exists() for name in names), 120)
+            addresses = {name: (tmp_path / name / "address").read_text() for name in names}
+            for name in names:
+                others = [address for other, address in addresses.items() if other != name]
+                (tmp_path / name / "ledger" / "peers").write_text("\n".join(others) + "\n")
+            consortium.goes_on(2)
+            anvil.kill()  # by SIGKILL: it has what it had a second ago at the latest
+            time.sleep(1)
+            anvil.start()
+            consortium.goes_on()
+            anvil.reorganise(3)
+            consortium.goes_on()
+            for name in names:
+                (tmp_path / name / "stop").touch()
+            until(lambda: all((tmp_path / name / "stopped").exists() for name in names))
+            accepted = [cid for name in names for cid in consortium.noted(name)]
+            # a newcomer, who has no key and no account, reads it all, and fetches all weights
+            peers_ = "ipfs:" + ",".join(addresses.values())
+            consortium.tacit("join", "new", *joining, "--blobs", peers_, "--json", cwd=tmp_path)
+            verified = json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path))
+            assert verified["faults"] == []
+            with Ledger.load(tmp_path / "new") as new:
+                state, head = new.dag.json(), new.head
+                standing = {update["update"] for update in state["models"][0]["updates"]}
+                assert set(accepted) <= standing
+                assert len(accepted) == len(set(accepted)) >= 4 * 4
+                assert verified["head"] == head
+                # the same records in a folder: the same ledger
+                shutil.copytree(
+                    tmp_path / "new", tmp_path / "embedded", ignore=shutil.ignore_patterns("peer*", "chain*", "seen")
+                )
+                manifest = json.loads((tmp_path / "new" / "ledger.json").read_text())
+                kept = {key: manifest[key] for key in ("schema", "genesis", "contents")}
+                (tmp_path / "embedded" / "ledger.json").write_text(json.dumps(kept))
+                SqliteLog(tmp_path / "embedded" / RECORDS, create=True).append(
+                    [(each.name, each.data) for each in new.log.read()]
+                )
+                shutil.rmtree(tmp_path / "embedded" / BLOBS)
+                store = BlobFolder(tmp_path / "embedded" / BLOBS)
+                for node in new.dag.nodes.values():
+                    assert store.put(new.blobs.get(node.update.weights, node.update.size)) == node.update.weights
+                embedded = Ledger.load(tmp_path / "embedded")
+                assert not embedded.public
+                assert (embedded.head, embedded.dag.json()) == (head, state)
+                assert embedded.verify().faults == []
+                for node in new.dag.nodes.values():
+                    assert embedded.rows(node).entity.equal(new.rows(node).entity)
+            for name in names:
+                assert len(consortium.noted(name, "fetched")) >= 1
+                with Ledger.load(tmp_path / name / "ledger") as own:
+                    assert (own.head, own.faults) == (head, [])
+        finally:
+            consortium.close()
+
+
+@pytest.mark.slow
+def test_the_commands_on_a_chain_with_peers(tmp_path):
+    """From an account to verified weights, with the peer that gives them a process of its own."""
+    with Anvil(every=0.5) as anvil:
+        consortium = Consortium(tmp_path, anvil, [WHO[0].name])
+        home = tmp_path / WHO[0].name
+        told = json.loads(consortium.tacit("account", "new.account", "--json", cwd=tmp_path))
+        assert told["new"]
+        assert told["address"] in consortium.tacit("account", "new.account", cwd=tmp_path)
+        anvil.node.ask("anvil_setBalance", told["address"], hex(10**20))
+        told = json.loads(consortium.tacit(
+            "init", "ledger", "--key", "own.key", "--open", "--model", "drugs", "--entity", "3", "--log", anvil.place,
+            "--blobs", "ipfs:", "--account", "../new.account", "--confirmations", "1", "--json", cwd=home,
+        ))  # fmt: skip
+        with open(tmp_path / "shared", "w") as said:
+            sharing = subprocess.Popen([sys.executable, "-m", "tacit", "ledger", "share", "ledger", "--listen",
+                                        "127.0.0.1:0", "--json"], cwd=home, stdout=said, env=environment())  # fmt: skip
+        try:
+            with Ledger.load(home / "ledger") as ledger:
+                ledger.publish_rows(WHO[0], "drugs", rows(tmp_path, 5), CLAIM)
+            until(lambda: (tmp_path / "shared").read_text().endswith("\n"))
+            [address] = json.loads((tmp_path / "shared").read_text())["addresses"]
+            joined = json.loads(consortium.tacit(
+                "join", "new", "--log", told["log"], "--genesis", told["genesis"], "--confirmations", "1", "--blobs",
+                f"ipfs:{address}", "--json", cwd=tmp_path,
+            ))  # fmt: skip
+            assert joined["places"] == 3
+            lines = consortium.tacit("follow", "new", "--until", "3", "--weights", "--json", cwd=tmp_path).splitlines()
+            assert [json.loads(line)["kind"] for line in lines] == ["genesis", "model", "update"]
+            sharing.terminate()
+            assert sharing.wait(20) == 143
+            # nobody has them any more but who fetched them
+            assert json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path))["faults"] == []
+            shutil.rmtree(tmp_path / "new" / "blobs")
+            faults = json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path, code=2))["faults"]
+            assert "did not come: 0 of 1 peers were reached" in faults[0]["reason"]
+        finally:
+            sharing.kill()
+            sharing.wait()
