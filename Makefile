@@ -18,6 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	scripts/install-postgresql
 	scripts/install-chromium
+	scripts/install-npm
 	@touch $@
 
 demo: setup    ## make the embedded federation and show what the product can do with it
