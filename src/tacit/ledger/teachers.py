@@ -44,8 +44,9 @@ from tacit.training import Fit, chosen_device
 Tensor = Any
 ATTEMPTS = 64
 """Times that questions are drawn before there are too few of them."""
-HELD, FEW = 5, 8
-"""One in so many of a teacher's triples is held out for its thresholds; a relation with so many has its own."""
+HELD, FALSE, FEW = 5, 2, 8
+"""One in so many of a teacher's triples is held out for its thresholds, beside so many for each that are likely false;
+and a relation with so many has its own threshold."""
 PUBLIC_LIST = "the public graph and the candidates: they are taken to owe nothing to the triples"
 
 
@@ -214,7 +215,7 @@ class Teachers:
         held = held[np.isin(held[:, 1], self.facts[:, 1])]  # of what relations is asked
         stream = Stream(self.settings.seed, Purpose.QUESTION, self.number, (1 << 31) + each)
         known = np.concatenate([self.facts, own.train.triples, held])
-        false = alike(held, self.facts, stream)
+        false = alike(np.repeat(held, FALSE, 0), self.facts, stream)
         false = false[~np.isin(self.graph.keys(false), self.graph.keys(known))]
         rows = np.concatenate([held, false])
         scores, truth = self._scores(model, rows), np.arange(len(rows)) < len(held)
