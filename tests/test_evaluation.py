@@ -30,7 +30,7 @@ from tacit.evaluation import (
     typed_candidates,
     weighted,
 )
-from tacit.evaluation.classification import _threshold, corrupted
+from tacit.evaluation.classification import corrupted, threshold
 from tacit.models import SCORERS, Prior, Tables
 from tacit.models.bilinear import RESCAL, DistMult
 from tacit.models.model import Model
@@ -645,7 +645,7 @@ def slow_threshold(scores, truth):
 @given(few_scores)
 def test_a_threshold_is_right_most_often(rows):
     scores, truth = [float(score) for score, _ in rows], [true for _, true in rows]
-    found = _threshold(np.array(scores), np.array(truth, bool))
+    found = threshold(np.array(scores), np.array(truth, bool))
     assert found == slow_threshold(scores, truth)
     assert right(found, scores, truth) == max(right(cut / 2, scores, truth) for cut in range(-9, 10))
 

@@ -25,6 +25,7 @@ NORTH = "--key north.key --roster roster.json"
 OPEN = "--open --model m --entity 4"
 AT = "tls://127.0.0.1:1/x --ca ca.pem"
 LOUD = "--mode published --set pairing.validation=none"
+VOTES = "ledger graph.tsv --key north.key --epsilon 1 --trainer pate"
 PLAN = "--n 1000 --batch 100 --delta 1e-5"
 
 # Each command's mistakes: what is typed after it, and what the message has to say.
@@ -338,6 +339,20 @@ WRONG = {
         "ledger graph.tsv --key north.key --epsilon 1 --budget nobody": "there is no holding 'nobody'",
         "ledger graph.tsv --key north.key --epsilon 1 --set privacy.name=marginals": "use dpsgd, adafest or",
         "ledger clinic-small --key north.key --without-privacy": "holds 3 parties",
+        "ledger graph.tsv --key north.key --epsilon 1 --trainer magic": "--trainer is own or pate",
+        "ledger graph.tsv --key north.key --epsilon 1 --public graph.tsv": "--public is for votes",
+        f"{VOTES}": "name it by --public",
+        f"{VOTES} --public absent.tsv": "absent.tsv: no such file",
+        f"{VOTES} --public graph.tsv": "is the private graph itself",
+        f"{VOTES} --public clinic-small": "holds 3 parties",
+        f"{VOTES} --public public.tsv --teachers 1": "--teachers",
+        f"{VOTES} --public public.tsv --votes 100000": "ask fewer",
+        f"{VOTES} --public public.tsv --candidates other.tsv": "a name that the public graph does not have",
+        f"{VOTES} --public public.tsv --candidates public.tsv": "there are 0 questions",
+        f"{VOTES} --public public.tsv --validation paid": "validation is public or none",
+        f"{VOTES} --public public.tsv --set privacy.name=dpsgd": "leave out settings of privacy",
+        f"{VOTES} --public public.tsv --without-privacy": "say how much privacy",
+        "ledger graph.tsv --key north.key --trainer pate --public public.tsv --without-privacy": "(--epsilon)",
     },
     "ledger show": {
         "absent": "absent: is no ledger",
@@ -401,6 +416,8 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "graph.tsv").write_text("".join(f"e{i}\tr{i % 3}\te{i * 7 % 50}\n" for i in range(200)))
     (folder / "empty.tsv").touch()
+    (folder / "public.tsv").write_text("".join(f"e{i}\tr{i % 3}\te{i * 11 % 50}\n" for i in range(100)))
+    (folder / "other.tsv").write_text("stranger\tr0\te1\n")
     (folder / "binary.tsv").write_bytes(bytes(range(256)) * 8)
     (folder / "bad.toml").write_text("[scorer\n")
     (folder / "plan.toml").write_text('parties = ["north", "south"]\n[scorer]\ndim = 4\n')

@@ -21,6 +21,7 @@ from tacit.graph import Graph
 from tacit.parties import Link, partition
 from tacit.parties import given as parties_of
 from tacit.peers import PPAT, Learner, Pairing, Peer, continued, independent, meet, unified
+from tacit.peers import learner as learning
 from tacit.peers.alignment import Aligned, by_intersection, by_links, thinned
 from tacit.peers.learner import vector_widths
 from tacit.peers.meeting import united
@@ -674,15 +675,15 @@ def test_a_shard_that_diverges_changes_no_other_teacher(monkeypatch):
     graph = PARTIES[0]
     aligned = {1: Aligned(np.arange(len(graph.entities), dtype=np.int32), np.zeros(0, np.int32))}
     whole = Learner(0, graph, wanted(), aligned, replace(SOUND, votes_sigma=10.0))
-    before, taught = whole._teachers_rows(1), Learner._taught
+    before, taught = whole._teachers_rows(1), learning._taught
     spoilt = next(each for each in range(50) if not torch.equal(before[each], whole.vectors(1, whole._first_tables())))
 
-    def diverging(self, graphs):
+    def diverging(settings, graphs, first):
         if spoilt in graphs:
-            raise Diverged("the loss is not finite", 1, 1, self.settings)
-        return taught(self, graphs)
+            raise Diverged("the loss is not finite", 1, 1, settings)
+        return taught(settings, graphs, first)
 
-    monkeypatch.setattr(Learner, "_taught", diverging)
+    monkeypatch.setattr(learning, "_taught", diverging)
     after = Learner(0, graph, wanted(), aligned, replace(SOUND, votes_sigma=10.0))._teachers_rows(1)
     assert [each for each in range(50) if not torch.equal(before[each], after[each])] == [spoilt]
 

@@ -81,6 +81,7 @@ class Purpose(IntEnum):
     PAIR = 26
     NOISE_VOTE = 27
     NOISE_TEST = 28
+    QUESTION = 29
 
 
 def philox(

@@ -28,6 +28,7 @@ from tacit.cli.options import (
     ScorerName,
     Seed,
     SplitShares,
+    one_of,
     read_any,
     shares,
 )
@@ -67,6 +68,26 @@ def provider_start(
     validation: Annotated[
         str | None, typer.Option(help="What decides whether rows are better: own, public, paid or none.")
     ] = None,
+    trainer: Annotated[
+        str,
+        typer.Option(
+            help="own: train on the graph itself. pate: its triples are teachers, whose noisy votes label what is "
+            "asked of a public graph, and a student of that is published."
+        ),
+    ] = "own",
+    public: Annotated[
+        str | None, typer.Option(metavar="GRAPH", help="For pate: a graph that everybody may know.")
+    ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(metavar="GRAPH", help="For pate: what is asked, in names of --public. Default: drawn from it."),
+    ] = None,
+    teachers: Annotated[
+        int | None, typer.Option(min=2, help="For pate: shards of the triples. [default: 100]", show_default=False)
+    ] = None,
+    votes: Annotated[
+        int | None, typer.Option(min=1, help="For pate: questions for each update. [default: 100]", show_default=False)
+    ] = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     budget: Annotated[str | None, typer.Option(help="The holding that pays for it: see tacit budget.")] = None,
@@ -91,8 +112,9 @@ def provider_start(
     again with the same words it goes on from what it published: nothing else is needed. It also stands for committees,
     and votes on others' updates by the same checks.
 
-    Example:
+    Examples:
       tacit provider start ledger hospital.tsv --key north.key --epsilon 8 --updates 10 --out runs/north
+      tacit provider start ledger hospital.tsv --key north.key --trainer pate --public drugs.tsv --epsilon 8
     """
     local = locals()
     from tacit.ledger.ledger import Ledger
@@ -106,20 +128,25 @@ def provider_start(
             "nothing that is published can be taken back: say how much privacy your updates may cost (--epsilon), or "
             "that the rows may tell everything (--without-privacy)."
         )
+    _check_trainer(local)
     from tacit.ledger.cbor import CID
 
     opened = Ledger.load(folder, None if anchor is None else CID.parse(anchor))
     branch = only(opened.dag, model)
     who, _ = open_key(key)
-    flags = {"epochs": first} | {name: local[name] for name in ("scorer", "dim", "device", "seed", "epsilon", "delta")}
+    voted = trainer == "pate"
+    named = ("scorer", "dim", "device", "seed") if voted else ("scorer", "dim", "device", "seed", "epsilon", "delta")
+    flags = {"epochs": first} | {name: local[name] for name in named}
     values = combine(
-        {"privacy": {"name": "dpsgd"}} if epsilon is not None else {}, read_settings(config) if config else {},
+        {} if epsilon is None or voted else {"privacy": {"name": "dpsgd"}}, read_settings(config) if config else {},
         *(parse_assignment(text) for text in assignments or ()), from_flags(flags),
     )  # fmt: skip
     if "dim" not in values.get("scorer", {}):
         values = combine(values, {"scorer.dim": _fitting(values, branch.model)})
+    if voted and values.get("privacy"):
+        raise TacitError("--trainer pate is private by its votes: leave out settings of privacy, and say --epsilon.")
     settings = Settings.make(values)
-    if not settings.privacy.sound and not without_privacy:
+    if not voted and not settings.privacy.sound and not without_privacy:
         raise TacitError("these settings guarantee nothing: set privacy.epsilon, or say --without-privacy.")
     terms = Terms(parents=parents, defence=_defence(defence, DEFAULT), updates=updates, epochs=epochs,
                   validation=validation)  # type: ignore[arg-type]  # fmt: skip
@@ -131,9 +158,24 @@ def provider_start(
         wanted = shares(split)
         if wanted not in (None, "keep"):
             graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
+        known = {
+            name: one_of(read_any(local[name], data, None, None, None, False), local[name])
+            for name in ("public", "candidates")
+            if local[name] is not None
+        }
     holding = None if budget is None else Holding.load(budget)
     with show.busy("solving for the noise", as_json):
-        made = Provider(opened, str(branch.cid), who, graph, settings, terms, holding=holding)
+        if voted:
+            from tacit.ledger.teachers import Pate, PateProvider
+
+            given = {"teachers": teachers, "votes": votes, "delta": delta, "epsilon": epsilon}
+            pate = Pate(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+            made: Provider = PateProvider(
+                opened, str(branch.cid), who, graph, known["public"], settings, pate, terms,
+                candidates=known.get("candidates"), holding=holding,
+            )  # fmt: skip
+        else:
+            made = Provider(opened, str(branch.cid), who, graph, settings, terms, holding=holding)
     looks: list[Look] = []
 
     def on_look(look: Look) -> None:
@@ -157,6 +199,24 @@ def provider_start(
     else:
         shown = f"epsilon {statement['epsilon']:.3g} at delta {statement['delta']:g}"
         show.say(f"Private: {shown} for {statement['unit']}, over all updates under this key.")
+
+
+def _check_trainer(given: dict[str, Any]) -> None:
+    """What --trainer is, and that nothing is said which it does not listen to."""
+    if given["trainer"] not in ("own", "pate"):
+        raise TacitError(f"--trainer is own or pate, not {given['trainer']!r}.")
+    if given["trainer"] == "own":
+        for name in ("public", "candidates", "teachers", "votes"):
+            if given[name] is not None:
+                raise TacitError(f"--{name} is for votes: say --trainer pate, or leave it out.")
+        return
+    if given["public"] is None:
+        raise TacitError("--trainer pate publishes what a student learns from a public graph: name it by --public.")
+    if given["epsilon"] is None or given["without_privacy"]:
+        raise TacitError("--trainer pate is private by its votes: say what they may cost (--epsilon).")
+    for name in ("public", "candidates"):
+        if given[name] is not None and Path(given[name]).resolve() == Path(given["path"]).resolve():
+            raise TacitError(f"--{name} is the private graph itself: name one that everybody may know.")
 
 
 def _defence(named: list[str] | None, default: Any) -> Any:

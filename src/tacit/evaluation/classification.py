@@ -70,8 +70,8 @@ def classify_triples(model: Model, graph: Graph, *, seed: int = 0) -> TripleClas
     if not len(graph.valid) or not len(graph.test):
         raise BadValue("triple classification needs validation triples for thresholds, and test triples")
     relation, scores, truth = _scored(model, graph, "valid", seed)
-    elsewhere = _threshold(scores, truth)
-    thresholds = {int(r): _threshold(scores[relation == r], truth[relation == r]) for r in np.unique(relation)}
+    elsewhere = threshold(scores, truth)
+    thresholds = {int(r): threshold(scores[relation == r], truth[relation == r]) for r in np.unique(relation)}
     relation, scores, truth = _scored(model, graph, "test", seed)
     bar = np.array([thresholds.get(int(r), elsewhere) for r in relation])
     return TripleClassification(float(((scores >= bar) == truth).mean()), thresholds, elsewhere, len(truth))
@@ -83,7 +83,7 @@ def told_apart(model: Model, graph: Graph, split: SplitName, *, seed: int = 0) -
     For choosing between models: no threshold per relation, which would fit what it is judged by.
     """
     _, scores, truth = _scored(model, graph, split, seed)
-    return float(((scores >= _threshold(scores, truth)) == truth).mean())
+    return float(((scores >= threshold(scores, truth)) == truth).mean())
 
 
 def _scored(model: Model, graph: Graph, split: SplitName, seed: int) -> tuple[Any, Any, Any]:
@@ -95,7 +95,7 @@ def _scored(model: Model, graph: Graph, split: SplitName, seed: int) -> tuple[An
     return rows[:, 1], scores, np.arange(len(rows)) < len(rows) // 2
 
 
-def _threshold(scores: npt.NDArray[np.float64], truth: npt.NDArray[np.bool_]) -> float:
+def threshold(scores: npt.NDArray[np.float64], truth: npt.NDArray[np.bool_]) -> float:
     """The score from which on to say true, right most often; midway between scores, and the lowest of equally good."""
     values = np.unique(scores)
     cuts = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])

@@ -39,7 +39,7 @@ from tacit.models import Scorer, Tables
 from tacit.models.tables import PARTS
 from tacit.peers.learner import Learner, Pairing, Trained
 from tacit.privacy.budget import Holding, Reservation
-from tacit.privacy.events import Segment, Spent, joined
+from tacit.privacy.events import Spent, joined, less
 from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
 from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
@@ -253,10 +253,27 @@ class Provider:
         """The rows that were published last."""
         self.base: Tables | None = None
         """The rows that their training began with."""
+        self.notes: dict[str, str] = {}
+        """What the next update says beside its rows."""
         self._first = first
         self._parents: tuple[CID, ...] = ()
         self._last: CID | None = None
         self._come_back()
+
+    @property
+    def protected(self) -> Graph:
+        """The graph that privacy is claimed for, and that a holding pays for."""
+        return self.graph
+
+    @property
+    def private(self) -> bool:
+        """Whether all that it publishes follows from releases with a known cost."""
+        return isinstance(self.learner.settings.privacy, Sound)
+
+    @property
+    def delta(self) -> float:
+        privacy: Any = self.learner.settings.privacy
+        return float(privacy.delta)
 
     @property
     def branch(self) -> Branch:
@@ -282,7 +299,7 @@ class Provider:
                              "with another key")  # fmt: skip
         if self.holding is None and any(node.update.privacy is not None for node in mine):
             claimed = joined(s for node in mine for s in (node.update.privacy.releases if node.update.privacy else ()))
-            if claimed != joined(s for spent in self.learner.spent_by(len(mine)).values() for s in spent):
+            if claimed != self.released(len(mine)):
                 raise TacitError(
                     "earlier updates under this key were trained with other settings, and no budget keeps account of "
                     "both: go on with those settings, or open a holding (tacit budget open)"
@@ -308,7 +325,7 @@ class Provider:
             name = self.branch.model.name
             try:
                 charge = self.holding.reserve(
-                    self.costs(), run=name, why=f"update {self.published + 1}", graph=self.graph
+                    self.costs(), run=name, why=f"update {self.published + 1}", graph=self.protected
                 )
             except TacitError as error:
                 return Look(ended=str(error))
@@ -438,18 +455,16 @@ class Provider:
         return self._costs(self.published, self.published + 1)
 
     def _costs(self, first: int, last: int) -> Spent:
-        before, after = (self.learner.spent_by(min(many, self.terms.updates)) for many in (first, last))
-        had = {(name, segment.event): segment.count for name, spent in before.items() for segment in spent}
-        return joined(
-            Segment(segment.event, many)
-            for name, spent in after.items()
-            for segment in spent
-            if (many := segment.count - had.get((name, segment.event), 0))
-        )
+        before, after = (self.released(min(many, self.terms.updates)) for many in (first, last))
+        return less(after, before)
+
+    def released(self, updates: int) -> Spent:
+        """What so many updates release, from the first on."""
+        return joined(segment for spent in self.learner.spent_by(updates).values() for segment in spent)
 
     def claim(self, holding: bytes = b"") -> Claim | None:
         """What the next update may claim; None: it is not private."""
-        if not self.learner.private_rows or self.learner.simulated:
+        if not self.private or self.learner.simulated:
             return None
         privacy: Any = self.learner.settings.privacy
         unit = "one triple" if privacy.unit == "triple" else f"one group of at most {privacy.group} triples"
@@ -476,9 +491,9 @@ class Provider:
         Only private training with secret noise has an epsilon. It is that of what was claimed before and of all that
         may yet be released.
         """
-        claim, privacy = self.claim(), self.learner.settings.privacy
+        claim = self.claim()
         mine = [node.update.privacy for node in self.branch.nodes if node.by == self.who.public]
-        if claim is None or not isinstance(privacy, Sound) or any(each is None for each in mine):
+        if claim is None or not self.private or any(each is None for each in mine):
             why = "the rows were trained without privacy, and tell of the triples"
             if self.learner.simulated:
                 why = "the noise follows a seed: whoever knows it can take the noise away"
@@ -491,7 +506,7 @@ class Provider:
         if self.holding is not None:
             budget = {"name": self.holding.name, "head": self.holding.head}
         return {
-            "guarantee": "differential privacy", "epsilon": epsilon(releases, privacy.delta), "delta": privacy.delta,
+            "guarantee": "differential privacy", "epsilon": epsilon(releases, self.delta), "delta": self.delta,
             "unit": claim.unit, "neighbours": claim.neighbours, "releases": [[s.json() for s in releases]],
             "covers": "every update of this model under this key, verdicts, and whatever is computed from these",
             "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])], "budget": budget,
@@ -508,7 +523,7 @@ class Provider:
         """Add an update with these rows to the ledger; by the names of the own graph, or of another."""
         named = graph or self.graph
         words = {"schema": "tacit.shared/1", "entities": "\n".join(named.entities),
-                 "relations": "\n".join(named.relations)}  # fmt: skip
+                 "relations": "\n".join(named.relations), **self.notes}  # fmt: skip
         data = pack_tensors({"entity": tables.entity, "relation": tables.relation}, words)
         return self.ledger.publish_rows(self.who, str(self.model), data, self.claim(holding), self._parents)
 

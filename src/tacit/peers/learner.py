@@ -37,6 +37,8 @@ from tacit.settings import Settings
 from tacit.training import Diverged, Fit, chosen_device
 
 Tensor = Any
+AT_ONCE = 1 << 26
+"""Numbers in the tables of teachers that are trained together, at most."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +368,7 @@ class Learner:
         assert isinstance(privacy, Sound)
         if privacy.epsilon is None:
             raise TacitError("say what paid looks may cost (privacy.epsilon), or their noise (look_sigma)")
-        return _noise_of(privacy.epsilon, privacy.delta, self.pairing.trainings + 1)
+        return noise_of(privacy.epsilon, privacy.delta, self.pairing.trainings + 1)
 
     def _votes(self) -> LaplaceVotes | GaussianVotes | None:
         """What makes labels as a host; None: nothing has to be voted on."""
@@ -384,7 +386,7 @@ class Learner:
             if pairing.votes_epsilon is None:
                 raise TacitError("this peer's rows are not private: set privacy.epsilon, or say what votes on them may "
                                  "cost (votes_epsilon), or their noise (votes_sigma)")  # fmt: skip
-            sigma = _noise_of(pairing.votes_epsilon, pairing.delta, max(most, 1))
+            sigma = noise_of(pairing.votes_epsilon, pairing.delta, max(most, 1))
         return GaussianVotes(sigma, most, self._secret, self.number)
 
     # -- what was released ---------------------------------------------------------------------------------------------
@@ -435,6 +437,13 @@ class Learner:
         private, each = self.fit.private, -(-len(self.graph.train) // self.settings.training.batch)
         steps = epochs * (each if private is None else private.per_epoch[0])
         self.restore(self.counts() | {"started": 1, "trained": trained, "steps": steps, "epochs": epochs}, tables, None)
+
+    def learn_from(self, graph: Graph, taken: tuple[int, int] | None = None) -> None:
+        """Train on other triples of the same names from now on; steps and epochs count on, or from what was taken."""
+        steps, epochs = self._taken = self._taken if taken is None else taken
+        self.graph, self._fit, self._questions = graph, None, None
+        self.fit.cohort.steps.fill_(steps)
+        self.fit.cohort.epochs.fill_(epochs)
 
     def train(self, tables: Tables, epochs: int, virtual: Virtual | None) -> Trained:
         own = fit = self.fit
@@ -614,37 +623,14 @@ class Learner:
 
     def _shard_tables(self) -> list[Any]:
         if self._shards is None:
-            graph, many, nothing = self.graph, self.pairing.ppat.shards, Split(np.zeros((0, 3), np.int32))
-            shard = content(graph.train.triples, self.settings.seed, self.number) % many
-            graphs = {
-                each: replace(graph, train=graph.train.at(np.flatnonzero(shard == each)), valid=nothing, test=nothing)
-                for each in np.unique(shard).tolist()
-            }
-            try:
-                found = self._taught(graphs)
-            except Diverged:  # one shard's triples may not change another's teacher: each alone, then
-                found = {}
-                for each, own in graphs.items():
-                    with suppress(Diverged):
-                        found |= self._taught({each: own})
+            graph, many = self.graph, self.pairing.ppat.shards
+            shard, _ = shards(graph.train.triples, many, self.settings.seed, self.number)
+            graphs = {each: only(graph, shard == each) for each in np.unique(shard).tolist()}
             first = self._first_tables()
-            self._shards = [found.get(each, (first.entity, first.relation)) for each in range(many)]
+            found = taught(self.settings, graphs, first)
+            tables = [found.get(each, first) for each in range(many)]
+            self._shards = [(own.entity, own.relation) for own in tables]
         return self._shards
-
-    def _taught(self, graphs: Mapping[int, Graph]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Tables of each shard, trained on its triples alone, all from the same beginning."""
-        first, many = self._first_tables(), len(graphs)
-        stacked = Tables(
-            torch.cat([first.entity] * many),
-            torch.cat([first.relation] * many),
-            tuple(torch.cat([shared] * many) for shared in first.shared),
-        )
-        fit = Fit(self.settings, list(graphs.values()), numbers=list(graphs), tables=stacked)
-        for _ in range(self.settings.training.epochs):
-            fit.epoch(np.ones(many, bool))
-        fit.check_rows()
-        tables = [fit.cohort.tables.party(fit.layout, place) for place in range(many)]
-        return {each: (own.entity, own.relation) for each, own in zip(graphs, tables, strict=True)}
 
     # -- as a client ---------------------------------------------------------------------------------------------------
 
@@ -694,8 +680,53 @@ class Learner:
         return np.unique(np.stack([heads, relations, torch.cat(found).numpy()], 1), axis=0)
 
 
+# -- teachers ----------------------------------------------------------------------------------------------------------
+
+
+def shards(triples: np.ndarray, many: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each triple's shard, and a further number of its own; both follow from the triple and nothing else."""
+    drawn = content(triples, seed, number)
+    return drawn % many, drawn // many
+
+
+def only(graph: Graph, rows: np.ndarray) -> Graph:
+    """Some training triples of a graph under all of its names, and nothing else."""
+    nothing = Split(np.zeros((0, 3), np.int32))
+    return replace(graph, train=graph.train.at(np.flatnonzero(rows)), valid=nothing, test=nothing)
+
+
+def taught(settings: Settings, graphs: Mapping[int, Graph], first: Tables) -> dict[int, Tables]:
+    """Tables of each shard, trained on its triples alone, all from the same beginning; one that diverges has none."""
+    each = sum(tensor.numel() for tensor in first.tensors().values())
+    numbers, many = list(graphs), max(1, AT_ONCE // max(each, 1))
+    found: dict[int, Tables] = {}
+    for at in range(0, len(numbers), many):
+        some = {number: graphs[number] for number in numbers[at : at + many]}
+        try:
+            found |= _taught(settings, some, first)
+        except Diverged:  # one shard's triples may not change another's teacher: each alone, then
+            for number, own in some.items():
+                with suppress(Diverged):
+                    found |= _taught(settings, {number: own}, first)
+    return found
+
+
+def _taught(settings: Settings, graphs: Mapping[int, Graph], first: Tables) -> dict[int, Tables]:
+    many = len(graphs)
+    stacked = Tables(
+        torch.cat([first.entity] * many),
+        torch.cat([first.relation] * many),
+        tuple(torch.cat([shared] * many) for shared in first.shared),
+    )
+    fit = Fit(settings, list(graphs.values()), numbers=list(graphs), tables=stacked)
+    for _ in range(settings.training.epochs):
+        fit.epoch(np.ones(many, bool))
+    fit.check_rows()
+    return {number: fit.cohort.tables.party(fit.layout, place) for place, number in enumerate(graphs)}
+
+
 @lru_cache
-def _noise_of(epsilon: float, delta: float, many: int) -> float:
+def noise_of(epsilon: float, delta: float, many: int) -> float:
     """The deviation at which so many Gaussian releases cost this; it takes seconds, and peers ask alike."""
     from tacit.privacy.accountant import Target, noise_for
 

@@ -6,8 +6,8 @@ so that one part, however it is, moves a count by one at most.
     LaplaceVotes    the larger of two counts, each with Laplace noise (Papernot et al., ICLR 2017; FKGE, Peng et al.
                     2021). Published mode: the parts are of rows, every one of which depends on every triple, so no
                     epsilon of it protects a triple
-    GaussianVotes   whether a count with normal noise is above half of the teachers. The parts are of triples: one more
-                    or less changes one teacher, and so the count by 1. Every label is one `Gaussian` event
+    GaussianVotes   whether a count with normal noise is above a share of the teachers. The parts are of triples: one
+                    more or less changes one teacher, and so the count by 1. Every label is one `Gaussian` event
 
 Noise and cost follow from one object: whoever counts takes the deviation from whoever draws.
 """
@@ -121,7 +121,7 @@ class LaplaceVotes:
 
 
 class GaussianVotes:
-    """Whether a noisy count is above half of the teachers.
+    """Whether a noisy count is above a share of the teachers.
 
     Parameters
     ----------
@@ -133,12 +133,14 @@ class GaussianVotes:
         Draws the noise.
     party
         Whose votes these are, in the draws.
+    share
+        Of the teachers. It is paid for the noisy count, so this costs nothing, whatever it is.
     """
 
-    def __init__(self, sigma: float, most: int, secret: Secret, party: int = 0):
+    def __init__(self, sigma: float, most: int, secret: Secret, party: int = 0, share: float = 0.5):
         if not (sigma > 0 and math.isfinite(sigma)):
             raise BadValue(f"the deviation of the votes' noise is above 0, not {sigma}")
-        self.sigma, self.most, self.secret, self.party = sigma, most, secret, party
+        self.sigma, self.most, self.secret, self.party, self.share = sigma, most, secret, party, share
         self.votes = self.batches = 0
 
     def labels(self, ayes: Tensor, teachers: int) -> Tensor:
@@ -148,7 +150,7 @@ class GaussianVotes:
         self.votes += len(ayes)
         noise = self.secret.normal(Purpose.NOISE_VOTE, self.party, self.batches, len(ayes), ayes.device)
         self.batches += 1
-        found: Tensor = ayes.float() + self.sigma * noise > teachers / 2
+        found: Tensor = ayes.float() + self.sigma * noise > self.share * teachers
         return found
 
     @property
