@@ -46,6 +46,7 @@ from tacit.privacy.accountant import epsilon
 from tacit.privacy.budget import Holding
 from tacit.privacy.events import Gaussian, Segment
 from tacit.settings import Settings
+from tacit.tensors import pack_tensors
 from test_cli import tacit
 
 SMALL = clinic("small", 1)
@@ -610,6 +611,36 @@ def test_withheld_and_changed_weights_are_named_and_left_out():
     assert "other bytes" in look.left_out[changed]
     assert look.taken == ()
     assert {str(fault.where).split()[1] for fault in ledger.verify().faults} == {str(withheld), str(changed)}
+
+
+@pytest.mark.parametrize("large", [1e300, 3e38, 2e4])
+def test_rows_that_are_too_large_are_named_and_left_out(large):
+    """Numbers of 64 bits that are finite may be none of 32: whoever reckoned with them could not go on."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1)
+    two = provider(ledger, 1)
+    tables = two.first.like(lambda tensor: tensor.double())
+    tables.relation[0, 0] = large
+    words = {"schema": "tacit.shared/1", "entities": "\n".join(two.graph.entities),
+             "relations": "\n".join(two.graph.relations)}  # fmt: skip
+    data = pack_tensors(tables.tensors(), words)
+    with pytest.raises(Refused, match="not finite, or above"):
+        ledger.publish_rows(WHO[1], "drugs", data, None)
+    update = Update(two.model, (two.model,), ledger.blobs.put(data), len(data))
+    bad = ledger.publish(WHO[1], update).cid  # as one would who does not check
+    look = provider(ledger).step()
+    assert "not finite, or above" in look.left_out[bad]
+    assert look.update is not None
+
+
+@pytest.mark.parametrize("shape", ["[Infinity]", "[1e999, 2]"])
+def test_weights_that_cannot_be_read_are_named_and_left_out(shape):
+    ledger = a_ledger()
+    header = f'{{"entity": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 0]}}}}'.encode()
+    data = len(header).to_bytes(8, "little") + header
+    model = ledger.dag.branch("drugs").cid
+    bad = ledger.publish(WHO[1], Update(model, (model,), ledger.blobs.put(data), len(data))).cid
+    assert "no whole safetensors file" in provider(ledger).step().left_out[bad]
+    assert len(ledger.verify().faults) == 1
 
 
 def test_forged_updates_are_never_candidates():
