@@ -635,6 +635,13 @@ def test_a_host_may_vote_and_then_says_nothing_else():
     assert scales <= {scale_of(voter.learner.vectors(client, first)) for client in (1, 2)}
 
 
+def test_a_host_may_vote_whose_relations_are_no_vectors():
+    aligned = {1: Aligned(np.arange(5, dtype=np.int32), np.zeros(0, np.int32))}
+    learner = Learner(0, PARTIES[0], wanted("rotate"), aligned, replace(SOUND, votes_sigma=10.0))
+    learner.best = learner.fit.cohort.tables
+    assert learner.judge(1).answer(torch.zeros(5, 16)).shape == (5, 16)
+
+
 def test_one_triple_changes_one_teacher():
     graph = PARTIES[0]
     aligned = {1: Aligned(np.arange(len(graph.entities), dtype=np.int32), np.zeros(0, np.int32))}
