@@ -422,7 +422,8 @@ def test_figures_show_the_results_that_are_kept(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = importlib.import_module("figures")
     for name, (table, draw) in figures.FIGURES.items():
-        rows, image = list(figures.Results(figures.RESULTS / f"{table}.jsonl")), ROOT / "docs" / "images" / f"{name}.svg"
+        rows = list(figures.Results(figures.RESULTS / f"{table}.jsonl"))
+        image = ROOT / "docs" / "images" / f"{name}.svg"
         assert draw(rows) == image.read_text() if rows else not image.exists(), f"draw {name} again"
 
 

@@ -861,7 +861,7 @@ def test_a_map_that_is_no_rotation_is_refused(factor):
     aligned = by_links(PARTIES)
     pairing = replace(PUBLISHED, ppat=replace(QUICK, translator="procrustes"))
     host, client = (
-        Peer(Learner(n, PARTIES[n], wanted(dim=dim), {1 - n: aligned[n][1 - n]}, pairing)) for n, dim in ((0, 8), (1, 6))
+        Peer(Learner(n, PARTIES[n], wanted(dim=8 - 2 * n), {1 - n: aligned[n][1 - n]}, pairing)) for n in (0, 1)
     )
     for peer in (host, client):
         peer.begin()

@@ -44,7 +44,7 @@ from tacit.models.model import Model as Scored
 from tacit.models.translational import TransE
 from tacit.privacy.accountant import epsilon
 from tacit.privacy.budget import Holding
-from tacit.privacy.events import Gaussian, Segment
+from tacit.privacy.events import Gaussian, Segment, joined
 from tacit.settings import Settings
 from tacit.tensors import pack_tensors
 from test_cli import tacit
@@ -331,6 +331,36 @@ def test_as_a_process(tmp_path):
     )
 
 
+@pytest.mark.parametrize("when", ["before the record", "after it"])
+def test_an_update_whose_weights_were_shown_is_never_trained_twice(tmp_path, monkeypatch, when):
+    """Killed between the weights and their record: whoever read the weights has them, and only one training is paid."""
+    ledger, shown = a_ledger(), []
+    put, publish = ledger.blobs.put, Ledger.publish
+
+    def killed(self, who, body):
+        if when == "after it":
+            publish(self, who, body)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger.blobs, "put", lambda data: shown.append(data) or put(data))
+    one = provider(ledger, wanted=private(), updates=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            provide(one, tmp_path / "run", patience=0)
+    again = provider(ledger, wanted=private(), updates=2)
+    looks = []
+    assert provide(again, tmp_path / "run", patience=0, on_look=looks.append) == "all 2 updates are published"
+    nodes = ledger.dag.branch("drugs").nodes
+    assert len(nodes) == len({CID.of(data) for data in shown}) == 2
+    claimed = [segment for node in nodes for segment in node.update.privacy.releases]
+    assert joined(claimed) == again.learner.spent_by(2)["train"]
+    assert nodes[1].update.parents == (nodes[0].cid,)
+    assert [look.update for look in looks] == [*(node.cid for node in nodes[when == "after it" :]), None]
+    assert not (tmp_path / "run/private/update").exists()
+    assert again.statement()["epsilon"] == epsilon(joined(claimed), 1e-5)
+
+
 def test_a_process_waits_for_others(tmp_path, monkeypatch):
     ledger = a_ledger()
     one, other = provider(ledger, updates=2), provider(ledger, 1)
@@ -388,6 +418,13 @@ def test_committees_reject_what_the_checks_do_and_honest_providers_ignore_it():
     nodes, left_out = honest[0].candidates()
     assert all(left_out[node.cid] == "was rejected by the committee" for node in rejected)
     assert not set(rejected) & set(nodes)
+
+
+def test_a_chain_that_has_ended_stops_nobody(monkeypatch):
+    """Whoever fills batch after batch with updates uses up the chains of all."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1)
+    monkeypatch.setattr("tacit.ledger.committee.Committee.batch", property(lambda self: 1 << 14))
+    provider(ledger).serve()
 
 
 def test_who_does_not_serve_publishes_no_numbers():
@@ -753,6 +790,8 @@ def test_a_shelf_is_shared_and_forgets():
     provider(ledger).step()
     rows = shelf.rows(newest(ledger))
     assert shelf.rows(newest(ledger)) is rows
+    shelf.places(SMALL[0].entities, rows.entities)
     shelf.forget([])
     assert shelf.rows(newest(ledger)) is not rows
+    assert not shelf._names
     assert isinstance(Look(), Look)

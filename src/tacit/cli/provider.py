@@ -61,7 +61,8 @@ def provider_start(
     ] = 60.0,
     parents: Annotated[int, typer.Option(min=1, help="Updates that one is made from, at most.")] = 16,
     defence: Annotated[
-        list[str] | None, typer.Option(help=f"A check or a mean, may be repeated: {CHECKS} Default: as docs/ledger.md says.")
+        list[str] | None,
+        typer.Option(help=f"A check or a mean, may be repeated: {CHECKS} Default: as docs/ledger.md says."),
     ] = None,
     validation: Annotated[
         str | None, typer.Option(help="What decides whether rows are better: own, public, paid or none.")

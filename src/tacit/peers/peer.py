@@ -512,7 +512,8 @@ class Peer:
             width = len(generator.weight)
             if tuple(turn.shape) != (width, width):
                 raise Refused("a map that does not fit the rows")
-            if not bool(((turn @ turn.T - torch.eye(width, device=turn.device)).abs() < ROUNDED).all()):  # nor if a number is NaN
+            away = (turn @ turn.T - torch.eye(width, device=turn.device)).abs()
+            if not bool((away < ROUNDED).all()):  # nor if one is NaN
                 raise Refused("a map that is no rotation")
             generator.follow(turn.to(generator.weight.device))
         del self._serving[message.sender]
