@@ -471,6 +471,18 @@ def test_each_check_names_what_it_is_for_and_nobody_else(check):
     assert [why for why in reasons[:-1] if why is not None] == []
 
 
+@pytest.mark.parametrize("check", ["norm", "distance"])
+def test_who_has_none_of_the_rows_makes_nobody_far(check):
+    """Four updates of other names: what is usual is said by the three that have the rows, and one of them lies."""
+    honest = drawn(7, towards=0.7)
+    present = torch.ones(7, 60, dtype=torch.bool)
+    present[:4] = False
+    defence = Defence(checks=(check,), far=2.0)
+    assert defence.judge([pile(honest, present=present)]) == [None] * 7
+    reasons = defence.judge([pile([*honest[:6], 5 * honest[6]], present=present)])
+    assert [reason is not None for reason in reasons] == [False] * 6 + [True]
+
+
 def test_krum_keeps_one():
     reasons = Defence(checks=("krum",)).judge([pile([*drawn(8), 5 * drawn(1)[0]])])
     assert reasons.count(None) == 1
