@@ -17,7 +17,7 @@ from tacit.draws import Purpose, Secret, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.federation.messages import Message, Refused
 from tacit.federation.transcript import Transcript
-from tacit.graph import Graph
+from tacit.graph import Graph, Split, Vocab
 from tacit.parties import Link, partition
 from tacit.parties import given as parties_of
 from tacit.peers import PPAT, Learner, Pairing, Peer, continued, independent, meet, unified
@@ -636,6 +636,13 @@ def test_a_host_may_vote_and_then_says_nothing_else():
     assert scales <= {scale_of(voter.learner.vectors(client, first)) for client in (1, 2)}
 
 
+def test_a_host_may_vote_whose_relations_are_no_vectors():
+    aligned = {1: Aligned(np.arange(5, dtype=np.int32), np.zeros(0, np.int32))}
+    learner = Learner(0, PARTIES[0], wanted("rotate"), aligned, replace(SOUND, votes_sigma=10.0))
+    learner.best = learner.fit.cohort.tables
+    assert learner.judge(1).answer(torch.zeros(5, 16)).shape == (5, 16)
+
+
 def test_one_triple_changes_one_teacher():
     graph = PARTIES[0]
     aligned = {1: Aligned(np.arange(len(graph.entities), dtype=np.int32), np.zeros(0, np.int32))}
@@ -847,6 +854,106 @@ def test_a_client_serves_what_was_agreed_and_nothing_else(odd):
     (answer,) = client.receive(replace(invite, says=dict(invite.says) | odd), 1.0)
     assert answer.says["answer"] == "no"
     assert not client._serving
+
+
+@pytest.mark.parametrize("factor", [3e38, 0.0, 2.0])
+def test_a_map_that_is_no_rotation_is_refused(factor):
+    """One that makes numbers too large would end the client's process, where widths differ: no inverse is found."""
+    aligned = by_links(PARTIES)
+    pairing = replace(PUBLISHED, ppat=replace(QUICK, translator="procrustes"))
+    host, client = (
+        Peer(Learner(n, PARTIES[n], wanted(dim=8 - 2 * n), {1 - n: aligned[n][1 - n]}, pairing)) for n in (0, 1)
+    )
+    for peer in (host, client):
+        peer.begin()
+    offer = done(client, 1.0)[0]
+    done(host, 1.0)
+    answer, rows = client.receive(host.receive(offer, 1.0)[0], 1.0)
+    host.receive(answer, 1.0)
+    (ended,) = host.receive(rows, 1.0)
+    assert client.receive(replace(ended, arrays={"map": factor * torch.ones(8, 8)}), 1.0) == []
+    assert (client.refused, client.take_job()) == (1, None)
+    client.receive(ended, 1.0)
+    assert (client.refused, client.take_job().what) == (1, "client")
+
+
+def test_an_invitation_to_translate_into_too_much_is_declined(monkeypatch):
+    """Whatever width a host names, a client makes a matrix of it, and then all its rows."""
+    host, client = pair()
+    offer = done(client, 1.0)[0]
+    done(host, 1.0)
+    (invite,) = host.receive(offer, 1.0)
+    wide = replace(invite, says=dict(invite.says) | {"width": 1 << 13})
+    assert client.receive(wide, 1.0)[0].says["answer"] == "no"
+    monkeypatch.setattr("tacit.peers.peer.MOST_NUMBERS", len(client.learner.aligned[0]) * 8 - 1)
+    assert client.receive(invite, 1.0)[0].says["answer"] == "no"
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_host_that_votes_trains_as_often_whether_it_improves_or_not(monkeypatch, better):
+    """How many trainings are left decides whether it invites anybody: validation may not decide that."""
+    aligned = by_links(PARTIES)
+    pairing = replace(SOUND, votes_sigma=10.0, trainings=5, patience=2)
+    host = Peer(Learner(0, PARTIES[0], wanted(), {1: aligned[0][1]}, pairing))
+    host.learner.best = host.learner.fit.cohort.tables
+    monkeypatch.setattr(host.learner, "improves", lambda trained: better)
+    host.begin()
+    now, trained = 0.0, []
+    while (job := host.take_job()) is not None or host.alarm < math.inf:
+        if job is None:
+            now = host.alarm
+            host.wake(now)
+            continue
+        trained.append(job.what)
+        host.finish(job.run(), now)
+    assert trained == ["first", "self", "self"]
+    assert kinds(host.receive(Message("offer", 0, 0, 1, 0, {}, {}), now)) == ["invite"]
+
+
+def test_groups_and_neighbours_of_others_do_not_go_together():
+    """A link that a client guesses is a unit of its own, until a group has it: a group would count more than once."""
+    graph = PARTIES[0]
+    group = np.arange(len(graph.train), dtype=np.int32) // 2
+    names = Vocab([f"g{n:03d}" for n in range(group.max() + 1)])
+    grouped = replace(graph, train=Split(graph.train.triples, None, group), groups=names)
+    own = wanted(private=True, unit="group", group=2, noise="seeded")
+    fine = replace(SOUND, validation="none")
+    Learner(0, grouped, own, by_links(PARTIES)[0], fine)
+    with pytest.raises(TacitError, match="groups"):
+        Learner(0, grouped, own, by_links(PARTIES)[0], replace(fine, virtual="predicted"))
+
+
+@pytest.mark.parametrize("large", [2e4, 3e38, -3e38])
+@pytest.mark.parametrize("what", ["batch", "rows", "scale"])
+def test_numbers_that_are_too_large_are_refused(what, large):
+    host, client = pair()
+    offer = done(client, 1.0)[0]
+    done(host, 1.0)
+    (invite,) = host.receive(offer, 1.0)
+    if what == "scale":
+        assert client.receive(replace(invite, arrays={"scale": torch.tensor([large], dtype=torch.float64)}), 1.0) == []
+        assert client.refused == 1
+        return
+    answer, message = client.receive(invite, 1.0)
+    host.receive(answer, 1.0)
+    while what == "rows" and message.kind == "generated":
+        (message,) = client.receive(*host.receive(message, 1.0), 1.0)
+    values = message.arrays["values"].clone()
+    values[0, 0] = large
+    assert host.receive(replace(message, arrays={"values": values}), 1.0) == []
+    assert host.refused == 1
+    assert host.receive(message, 1.0)
+
+
+def test_rows_that_ran_away_are_not_judged(monkeypatch):
+    """Which scores overflow depends on the triples that are asked for, and an error that says so would tell of them."""
+    own = wanted(private=True, noise="seeded")
+    learner = Learner(0, PARTIES[0], own, by_links(PARTIES)[0], SOUND)
+    tables = learner.fit.cohort.tables.like(torch.clone)
+    tables.relation[0] = 1e19
+    monkeypatch.setattr(learner, "scored", lambda tables: pytest.fail("validation triples were looked at"))
+    learner.begun(first=True)
+    assert learner.train(tables, 1, None).score is None
 
 
 def test_links_from_outside_are_looked_at():

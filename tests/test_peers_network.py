@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ from tacit.files import write_graph
 from tacit.graph import Graph
 from tacit.models import Tables
 from tacit.parties import partition
+from tacit.peers.alignment import Aligned
 from tacit.peers.kept import Journal, PeerRun, Plan
 from tacit.peers.learner import Pairing
 from tacit.peers.network import Alone, Guest
@@ -275,9 +277,10 @@ def test_links_instead_of_names(tmp_path):
 def test_signs_of_life_that_are_none_are_refused(change, why):
     from tacit.peers.network import _checked
 
-    fine = {"box": bytes(32).hex(), "yours": "", "version": 1, "terms": {}, "links": "", "bounds": [1, 1],
+    own = Box("south").public
+    fine = {"box": own.hex(), "yours": "", "version": 1, "terms": {}, "links": "", "bounds": [1, 1],
             "vectors": True, "aligned": None, "rests": True, "sent": 0, "got": 0, "answered": {"1": 2}}  # fmt: skip
-    assert _checked(fine) == bytes(32)
+    assert _checked(fine) == own
     with pytest.raises(Refused, match=why):
         _checked(fine | change)
 
@@ -299,6 +302,102 @@ def test_a_letter_of_an_earlier_meeting_is_none(tmp_path):
         guest._take(who, Letter("here", "south", "north", run, 6, 1, says).seal(KEYS[key]))
     assert guest.refused == 4
     assert not guest.others["south"].met
+
+
+def met(guest, key=None, **more):
+    """South says that it is there, as a process with this key of a box, and may say more; its box."""
+    box = Box("south")
+    says = {"box": (key or box.public).hex(), "yours": guest.box.public.hex(), "version": 1,
+            "terms": guest.plan.terms(), "links": "", "bounds": [32, 4], "vectors": True, "aligned": None,
+            "rests": True, "sent": 0, "got": 0, "answered": {}} | more  # fmt: skip
+    number = guest.others["south"].last[1] + 1
+    letter = Letter("here", "south", "north", "trial", 5, number, says)
+    guest._take("south", letter.seal(KEYS["south"]))
+    return box
+
+
+def a_guest(tmp_path, **more):
+    guest = guests(tmp_path, Mail(), names=("north",), **more)["north"]
+    guest.life = 1
+    guest._open_transcript()
+    return guest
+
+
+def test_a_key_that_nothing_can_be_sealed_with_makes_nobody_met(tmp_path):
+    """Else the next offer could not be sealed, and that is nobody's letter that could be refused."""
+    guest = a_guest(tmp_path)
+    met(guest, bytes(32))
+    assert (guest.others["south"].met, guest.refused) == (False, 1)
+    met(guest)
+    assert guest.others["south"].met
+    guest._send(Message("offer", 0, 0, 0, 1, {}, {}))
+
+
+@pytest.mark.parametrize(("life", "number"), [(5, 1 << 100), (6, -1), (1 << 70, 7)])
+def test_a_letter_with_a_number_that_is_none_is_refused(tmp_path, life, number):
+    guest = a_guest(tmp_path)
+    met(guest)
+    letter = Letter("tell", "south", "north", "trial", life, number, {}, [b"sealed"])
+    guest._take("south", letter.seal(KEYS["south"]))
+    assert guest.refused == 1
+
+
+def test_books_of_another_are_heard_of_up_to_a_limit(tmp_path):
+    from tacit.peers.network import MOST
+
+    guest = a_guest(tmp_path)
+    guest.journal = Journal(guest.run.private)
+    guest.run.aligned["south"] = guest.run.used["south"] = Aligned(np.arange(4, dtype=np.int32), np.zeros(0, np.int32))
+    guest._begin()
+    guest._doing.join()
+    for first in range(0, 3 * MOST, MOST // 2):
+        met(guest, answered={str(n): 1 for n in range(first, first + MOST // 2)})
+    assert len(guest.peer.told) == MOST
+    met(guest, answered={"0": 9})
+    assert guest.peer.told[1, 0] == 9
+
+
+def test_before_it_begins_a_peer_keeps_offers_and_invitations_alone(tmp_path):
+    guest = a_guest(tmp_path)
+    box = met(guest)
+    scale, rows = torch.zeros(1 << 16, dtype=torch.float64), torch.zeros(8, 8)
+    says = {"handshake": 1, "count": 1, "width": 8, "epochs": 1, "batch": 1, "seed": 1}
+    for number, message in enumerate((
+        Message("generated", 0, 0, 1, 0, {"handshake": 1}, {"values": rows}),
+        Message("invite", 0, 0, 1, 0, says, {"scale": scale}),
+        Message("invite", 0, 0, 1, 0, says, {"scale": scale[:1]}),
+        Message("offer", 0, 0, 1, 0, {}, {}),
+    ), 10):  # fmt: skip
+        sealed = box.seal("north", guest.box.public, number, message.encode())
+        guest._take("south", Letter("tell", "south", "north", "trial", 5, number, {}, [sealed]).seal(KEYS["south"]))
+    assert [(m.kind, m.size < 1000) for m in guest._early] == [("invite", True), ("offer", True)]
+
+
+def test_intersections_with_one_peer_are_few_however_often_it_is_started(tmp_path):
+    """Each tells which of the names that it asks for are here."""
+    from tacit.peers.network import ATTEMPTS
+
+    south = guests(tmp_path, Mail(), names=("south",))["south"]
+    south.life = 1
+    south._open_transcript()
+    opened, number = 0, 0
+    for _ in range(3 * ATTEMPTS):
+        box, number = Box("north"), number + 2
+        says = {"box": box.public.hex(), "yours": south.box.public.hex(), "version": 1, "terms": south.plan.terms(),
+                "links": "", "bounds": [1, 1], "vectors": True, "aligned": None, "rests": True, "sent": 0, "got": 0,
+                "answered": {}}  # fmt: skip
+        south._take("north", Letter("here", "north", "south", "trial", 5, number, says).seal(KEYS["north"]))
+        message = Message("blinded", 1, 0, 0, 1, {"part": "entity"}, {"points": guest_point()})
+        sealed = box.seal("south", south.box.public, number + 1, message.encode())
+        south._take("north", Letter("tell", "north", "south", "trial", 5, number + 1, {}, [sealed]).seal(KEYS["north"]))
+        opened += south.others["north"].talk is not None
+    assert opened == ATTEMPTS
+
+
+def guest_point():
+    from tacit.federation.sets import Intersection
+
+    return torch.frombuffer(bytearray(Intersection(["e00"], 1, 32, b"x").blinded()), dtype=torch.uint8).reshape(1, 32)
 
 
 # -- books -------------------------------------------------------------------------------------------------------------

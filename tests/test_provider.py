@@ -44,8 +44,9 @@ from tacit.models.model import Model as Scored
 from tacit.models.translational import TransE
 from tacit.privacy.accountant import epsilon
 from tacit.privacy.budget import Holding
-from tacit.privacy.events import Gaussian, Segment
+from tacit.privacy.events import Gaussian, Segment, joined
 from tacit.settings import Settings
+from tacit.tensors import pack_tensors
 from test_cli import tacit
 
 SMALL = clinic("small", 1)
@@ -330,6 +331,36 @@ def test_as_a_process(tmp_path):
     )
 
 
+@pytest.mark.parametrize("when", ["before the record", "after it"])
+def test_an_update_whose_weights_were_shown_is_never_trained_twice(tmp_path, monkeypatch, when):
+    """Killed between the weights and their record: whoever read the weights has them, and only one training is paid."""
+    ledger, shown = a_ledger(), []
+    put, publish = ledger.blobs.put, Ledger.publish
+
+    def killed(self, who, body):
+        if when == "after it":
+            publish(self, who, body)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger.blobs, "put", lambda data: shown.append(data) or put(data))
+    one = provider(ledger, wanted=private(), updates=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            provide(one, tmp_path / "run", patience=0)
+    again = provider(ledger, wanted=private(), updates=2)
+    looks = []
+    assert provide(again, tmp_path / "run", patience=0, on_look=looks.append) == "all 2 updates are published"
+    nodes = ledger.dag.branch("drugs").nodes
+    assert len(nodes) == len({CID.of(data) for data in shown}) == 2
+    claimed = [segment for node in nodes for segment in node.update.privacy.releases]
+    assert joined(claimed) == again.learner.spent_by(2)["train"]
+    assert nodes[1].update.parents == (nodes[0].cid,)
+    assert [look.update for look in looks] == [*(node.cid for node in nodes[when == "after it" :]), None]
+    assert not (tmp_path / "run/private/update").exists()
+    assert again.statement()["epsilon"] == epsilon(joined(claimed), 1e-5)
+
+
 def test_a_process_waits_for_others(tmp_path, monkeypatch):
     ledger = a_ledger()
     one, other = provider(ledger, updates=2), provider(ledger, 1)
@@ -389,6 +420,13 @@ def test_committees_reject_what_the_checks_do_and_honest_providers_ignore_it():
     assert not set(rejected) & set(nodes)
 
 
+def test_a_chain_that_has_ended_stops_nobody(monkeypatch):
+    """Whoever fills batch after batch with updates uses up the chains of all."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1)
+    monkeypatch.setattr("tacit.ledger.committee.Committee.batch", property(lambda self: 1 << 14))
+    provider(ledger).serve()
+
+
 def test_who_does_not_serve_publishes_no_numbers():
     ledger = a_ledger(committee=1, quorum=1, standing=1)
     provider(ledger, serve=False).step()
@@ -431,6 +469,18 @@ def test_each_check_names_what_it_is_for_and_nobody_else(check):
     reasons = defence.judge([pile([*honest, LIES[check](honest)])])
     assert reasons[-1] is not None
     assert [why for why in reasons[:-1] if why is not None] == []
+
+
+@pytest.mark.parametrize("check", ["norm", "distance"])
+def test_who_has_none_of_the_rows_makes_nobody_far(check):
+    """Four updates of other names: what is usual is said by the three that have the rows, and one of them lies."""
+    honest = drawn(7, towards=0.7)
+    present = torch.ones(7, 60, dtype=torch.bool)
+    present[:4] = False
+    defence = Defence(checks=(check,), far=2.0)
+    assert defence.judge([pile(honest, present=present)]) == [None] * 7
+    reasons = defence.judge([pile([*honest[:6], 5 * honest[6]], present=present)])
+    assert [reason is not None for reason in reasons] == [False] * 6 + [True]
 
 
 def test_krum_keeps_one():
@@ -612,6 +662,36 @@ def test_withheld_and_changed_weights_are_named_and_left_out():
     assert {str(fault.where).split()[1] for fault in ledger.verify().faults} == {str(withheld), str(changed)}
 
 
+@pytest.mark.parametrize("large", [1e300, 3e38, 2e4])
+def test_rows_that_are_too_large_are_named_and_left_out(large):
+    """Numbers of 64 bits that are finite may be none of 32: whoever reckoned with them could not go on."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1)
+    two = provider(ledger, 1)
+    tables = two.first.like(lambda tensor: tensor.double())
+    tables.relation[0, 0] = large
+    words = {"schema": "tacit.shared/1", "entities": "\n".join(two.graph.entities),
+             "relations": "\n".join(two.graph.relations)}  # fmt: skip
+    data = pack_tensors(tables.tensors(), words)
+    with pytest.raises(Refused, match="not finite, or above"):
+        ledger.publish_rows(WHO[1], "drugs", data, None)
+    update = Update(two.model, (two.model,), ledger.blobs.put(data), len(data))
+    bad = ledger.publish(WHO[1], update).cid  # as one would who does not check
+    look = provider(ledger).step()
+    assert "not finite, or above" in look.left_out[bad]
+    assert look.update is not None
+
+
+@pytest.mark.parametrize("shape", ["[Infinity]", "[1e999, 2]"])
+def test_weights_that_cannot_be_read_are_named_and_left_out(shape):
+    ledger = a_ledger()
+    header = f'{{"entity": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 0]}}}}'.encode()
+    data = len(header).to_bytes(8, "little") + header
+    model = ledger.dag.branch("drugs").cid
+    bad = ledger.publish(WHO[1], Update(model, (model,), ledger.blobs.put(data), len(data))).cid
+    assert "no whole safetensors file" in provider(ledger).step().left_out[bad]
+    assert len(ledger.verify().faults) == 1
+
+
 def test_forged_updates_are_never_candidates():
     ledger = a_ledger()
     provider(ledger, 1).step()
@@ -722,6 +802,8 @@ def test_a_shelf_is_shared_and_forgets():
     provider(ledger).step()
     rows = shelf.rows(newest(ledger))
     assert shelf.rows(newest(ledger)) is rows
+    shelf.places(SMALL[0].entities, rows.entities)
     shelf.forget([])
     assert shelf.rows(newest(ledger)) is not rows
+    assert not shelf._names
     assert isinstance(Look(), Look)

@@ -95,7 +95,7 @@ def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise BadInput(f"is no whole safetensors file ({error}).") from None
 
 
-_FAULTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_FAULTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def _read(file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]:

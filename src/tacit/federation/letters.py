@@ -29,6 +29,7 @@ from tacit.federation.messages import Message, Refused
 
 MAGIC, VERSION = b"tacit-letter", 1
 LARGEST_HEADER = 1 << 24
+LARGEST_NUMBER = 1 << 63
 SIGNATURE = 64
 KINDS = ("here", "ask", "poke", "answer", "unknown", "bye", "tell")
 """A party knocks (here); a server asks, and reminds of what it asked (poke); a party answers, or says that it does not
@@ -82,6 +83,8 @@ class Letter:
             raise Refused(f"a letter's header has {', '.join(FIELDS)}, and nothing else")
         if any(type(header[name]) is not wanted for name, wanted in FIELDS.items()):
             raise Refused("a letter whose header holds something else than it should")
+        if any(not 0 <= header[name] < LARGEST_NUMBER for name in ("life", "number")):
+            raise Refused("a letter whose number is none")
         if header["receiver"] != receiver:
             raise Refused("a letter to someone else")
         content, signature = data[:-SIGNATURE], data[-SIGNATURE:]
@@ -113,6 +116,10 @@ class Box:
     def __init__(self, name: str):
         self.name, self._key = name, X25519PrivateKey.generate()
         self.public = self._key.public_key().public_bytes_raw()
+
+    def check(self, public: bytes) -> None:
+        """Refuse a key of another process that nothing can be sealed with, before anything has to be."""
+        self._cipher(public, self.name, self.name)
 
     def seal(self, to: str, public: bytes, number: int, message: bytes) -> bytes:
         """A message to who has this public key; `number`: never used twice for the same receiver."""

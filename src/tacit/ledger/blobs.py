@@ -18,6 +18,7 @@ from tacit.folders import sync_folder, write_whole
 from tacit.graph import name_fault
 from tacit.ledger.cbor import CID, RAW
 from tacit.ledger.record import Model
+from tacit.models.tables import LARGEST_VALUE
 from tacit.tensors import parse_tensors
 
 Tensor = Any
@@ -114,7 +115,8 @@ class Rows:
                 raise Refused(f"have {part} rows of {rows.shape[1]:,} numbers, where the model has {width:,}")
             if len(names) != len(rows) or len(set(names)) != len(names) or any(map(name_fault, names)):
                 raise Refused(f"have {len(rows):,} {part} rows, and not a name for each")
-            if not bool(rows.isfinite().all()):
-                raise Refused(f"have {part} rows with numbers that are not finite")
-            found |= {part: rows.float(), plural: names}
+            rows = rows.float()  # before it is looked at: a number of 64 bits may be too large for 32
+            if not bool((rows.abs() <= LARGEST_VALUE).all()):  # nor if it is NaN
+                raise Refused(f"have {part} rows with numbers that are not finite, or above {LARGEST_VALUE:,.0f}")
+            found |= {part: rows, plural: names}
         return cls(**found)

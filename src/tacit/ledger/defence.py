@@ -118,14 +118,16 @@ class Defence:
         return self._farther(piles, "own", "is {0:.3g} times as far from the own rows as is usual")
 
     def _farther(self, piles: Sequence[Pile], whence: str, words: str) -> list[str | None]:
-        """Who is more than `far` times as far from some rows as the median of the others is; of fewer than three
-        nobody can be told.
+        """Who is more than `far` times as far from some rows as the median of the others is, of those who have any of
+        them; of fewer than three nobody can be told.
         """
         most = [0.0] * len(piles[0].others)
-        for pile in piles if len(most) >= FEWEST else ():
+        for pile in piles:
             away = robust.distances_to(getattr(pile, whence), pile.others, pile.present)
-            away = torch.where(away.isfinite(), away, 0.0)  # who has none of the rows says nothing of them
-            times = away / away.median().clamp(min=1e-30)
+            has = away.isfinite()  # who has none of the rows says nothing of them, nor of what is usual
+            if int(has.sum()) < FEWEST:
+                continue
+            times = torch.where(has, away, 0.0) / away[has].median().clamp(min=1e-30)
             most = [max(pair) for pair in zip(most, times.tolist(), strict=True)]
         return [words.format(times) if times > self.far else None for times in most]
 

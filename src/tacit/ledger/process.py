@@ -2,6 +2,8 @@
 
     config.json              what it takes part in, and how: the same words go on with it, others are refused
     private/looks.jsonl      what came of each look: who was taken, who was left out and why, scores
+    private/update           an update that was trained, until its record stands: a process that is killed then goes on
+                             with it, and does not train it again
     shareable/privacy.json   what is guaranteed, where something is
 
 Nothing else has to be kept: what it published stands in the ledger, and it goes on from there.
@@ -22,6 +24,7 @@ from tacit.kept import locked
 from tacit.ledger.provider import Look, Provider
 
 SCHEMA, CONFIG, SHAREABLE, LOOKS = "tacit.provider/1", "config.json", "shareable", "looks.jsonl"
+PENDING = "update"
 REST, PATIENCE = 2.0, 60.0
 """Seconds between two looks where nothing is new; and how long a provider waits for others before it trains on."""
 
@@ -54,6 +57,10 @@ def provide(
             )
     began = waited = time.monotonic()
     with locked(folder), log_to(folder):
+        provider.pending = folder / PRIVATE / PENDING
+        if (left := provider.publish_pending()) is not None:
+            _note(left, folder)
+            on_look(left)
         _tell(provider, folder)
         while True:
             if time.monotonic() - began >= 60 * minutes:
@@ -63,16 +70,20 @@ def provide(
                 continue
             look = provider.step()
             waited = time.monotonic()
-            line = {
-                "update": None if look.update is None else str(look.update), "taken": [str(cid) for cid in look.taken],
-                "left_out": {str(cid): why for cid, why in look.left_out.items()}, "score": look.score,
-                "ended": look.ended,
-            }  # fmt: skip
-            append_line(folder / PRIVATE / LOOKS, json.dumps(line).encode())
+            provider.shelf.forget([provider.ledger.dag.nodes[cid] for cid in look.taken])
+            _note(look, folder)
             _tell(provider, folder)
             on_look(look)
             if look.ended is not None:
                 return look.ended
+
+
+def _note(look: Look, folder: Path) -> None:
+    line = {
+        "update": None if look.update is None else str(look.update), "taken": [str(cid) for cid in look.taken],
+        "left_out": {str(cid): why for cid, why in look.left_out.items()}, "score": look.score, "ended": look.ended,
+    }  # fmt: skip
+    append_line(folder / PRIVATE / LOOKS, json.dumps(line).encode())
 
 
 def _tell(provider: Provider, folder: Path) -> None:

@@ -11,6 +11,7 @@ are public, or by a noisy sum that is paid for (`Terms.validation`).
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import statistics
 from collections import Counter
@@ -18,15 +19,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from tacit.draws import Purpose, Stream
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadInput, BadValue, TacitError
 from tacit.federation.keys import Identity
 from tacit.federation.messages import Refused
+from tacit.folders import sync_folder, write_whole
 from tacit.graph import Graph, Vocab
 from tacit.ledger.blobs import Rows, Withheld
 from tacit.ledger.cbor import CID
@@ -143,6 +146,8 @@ class Shelf:
         cids = {node.cid for node in kept}
         self._rows = {cid: rows for cid, rows in self._rows.items() if cid in cids}
         self._answers = {cid: found for cid, found in self._answers.items() if cid in cids}
+        self._names.clear()
+        self._places.clear()
 
     def answers(self, node: Node, scorer: Scorer) -> dict[tuple[str, str], float]:
         """What rows say of heads that nobody chose: of each relation the commonest answers, (relation, tail), with the
@@ -255,6 +260,8 @@ class Provider:
         """The rows that their training began with."""
         self.notes: dict[str, str] = {}
         """What the next update says beside its rows."""
+        self.pending: Path | None = None
+        """Where an update is kept from before its weights are shown until its record stands; None: nowhere."""
         self._first = first
         self._parents: tuple[CID, ...] = ()
         self._last: CID | None = None
@@ -525,7 +532,40 @@ class Provider:
         words = {"schema": "tacit.shared/1", "entities": "\n".join(named.entities),
                  "relations": "\n".join(named.relations), **self.notes}  # fmt: skip
         data = pack_tensors({"entity": tables.entity, "relation": tables.relation}, words)
-        return self.ledger.publish_rows(self.who, str(self.model), data, self.claim(holding), self._parents)
+        claim = self.claim(holding)
+        if self.pending is not None:
+            told = None if claim is None else claim.content() | {"holding": claim.holding.hex()}
+            about = json.dumps({"parents": [str(cid) for cid in self._parents], "claim": told})
+            write_whole(self.pending, about.encode() + b"\n" + data)
+            sync_folder(self.pending.parent)
+        record = self.ledger.publish_rows(self.who, str(self.model), data, claim, self._parents)
+        if self.pending is not None:
+            self.pending.unlink()
+        return record
+
+    def publish_pending(self) -> Look | None:
+        """Publish what an earlier process was killed with, as it is. Its weights may have been seen: to train the same
+        update again would be a release that nobody pays for.
+        """
+        if self.pending is None or not self.pending.is_file():
+            return None
+        about, _, data = self.pending.read_bytes().partition(b"\n")
+        try:
+            told = json.loads(about)
+            parents, claim = tuple(map(CID.parse, told["parents"])), told["claim"]
+            if claim is not None:
+                claim = Claim.of(claim | {"holding": bytes.fromhex(claim["holding"])})
+        except (ValueError, LookupError, TypeError):
+            raise BadInput(f"{self.pending}: is damaged: it should hold an update that was not published yet. Only if "
+                           "you are sure that nobody has seen its weights, delete it.") from None  # fmt: skip
+        self.ledger.refresh()
+        weights, look = self.ledger.blobs.address(data), None
+        if not any(node.by == self.who.public and node.update.weights == weights for node in self.branch.nodes):
+            record = self.ledger.publish_rows(self.who, str(self.model), data, claim, parents)
+            look = Look(parents, update=record.cid)
+        self._come_back()
+        self.pending.unlink()
+        return look
 
     # -- the committee -------------------------------------------------------------------------------------------------
 
@@ -538,8 +578,8 @@ class Provider:
         if not self.terms.serve or not committee.rule.committee:
             return
         for batch in (0, committee.batch + 1):
-            beacon = Beacon(self.model, batch, own_number(self.who, self.model, batch))
             with suppress(Refused):
+                beacon = Beacon(self.model, batch, own_number(self.who, self.model, batch))
                 committee.check_beacon(beacon, self.who.public)
                 self.ledger.publish(self.who, beacon)
         if self.own is not None:

@@ -16,6 +16,9 @@ from tacit.graph import Graph
 from tacit.models.scorer import Part, Scorer, Tensor
 
 PARTS: tuple[Part, Part] = ("entity", "relation")
+LARGEST_VALUE = 1e4
+"""In a row that is taken from somebody else, or judged: of larger ones some scores overflow, and no training has them
+that did not run away."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ class Tables:
             rows = getattr(self, part)
             if (wanted := scorer.constrain(part, rows)) is not rows:
                 rows.copy_(wanted)
+
+    @property
+    def fine(self) -> bool:
+        """Whether all numbers are finite, and so small that no score overflows."""
+        return all(bool((tensor.abs() <= LARGEST_VALUE).all()) for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""

@@ -330,6 +330,9 @@ class Learner:
         if not privacy.trains or privacy.shares() or privacy.adaptive:
             raise TacitError("peers are private by the noise of their steps alone: use dpsgd, adafest or confidential, "
                              "without prior_share, degree_share or noise that follows a signal")  # fmt: skip
+        if privacy.unit == "group" and self.pairing.virtual != "none":
+            raise TacitError("a link of another peer is a unit of its own until a group has it, so that a group would "
+                             'count more than once: with groups, set virtual = "none"')  # fmt: skip
         from tacit.privacy.plan import solved
 
         size = privacy.public_size(count_units(privacy, self.graph))
@@ -458,6 +461,8 @@ class Learner:
             for _ in range(epochs):
                 fit.epoch(active)
             fit.check_rows()
+            if not fit.cohort.tables.fine:  # before validation triples are looked at: what overflows would tell of them
+                raise Diverged("rows are too large", self._taken[0], self._taken[1], self.settings)
         except Diverged:
             self._fit = None
             self._go_on_from(fit)
@@ -614,12 +619,7 @@ class Learner:
 
         Which triple is in which shard follows from the triple alone, so one more or less changes one teacher.
         """
-        entity, relation = self._ids(client)
-        width = self.widths[0]
-        found = []
-        for entities, relations in self._shard_tables():
-            found.append(torch.cat([entities[entity][:, :width], relations[relation][:, :width]]))
-        return found
+        return [self.vectors(client, Tables(*tables)) for tables in self._shard_tables()]
 
     def _shard_tables(self) -> list[Any]:
         if self._shards is None:

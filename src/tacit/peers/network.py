@@ -45,11 +45,13 @@ LOG = logging.getLogger(__name__)
 BEAT, CALM, TICK = 1.0, 3.0, 0.05
 """Seconds between two signs of life; of quiet before a meeting ends; between looks at a training that goes on."""
 ATTEMPTS = 16
-"""How often one peer may ask another for an intersection of names while both processes live."""
+"""Intersections of names with one peer, however often that is started again: each answers what it asks for."""
 MOST = 4096
 """Handshakes with one peer that are heard of."""
 EARLY = 1024
-"""Messages that are kept for a peer that has not begun."""
+"""Offers and invitations that are kept for a peer that has not begun."""
+SMALL = 1 << 12
+"""Bytes of either of these."""
 Row = tuple[str, str, str, str, Kind]
 """A link: a peer, its name for something, another peer, that one's name for it, and of which kind."""
 
@@ -92,6 +94,8 @@ class Other:
     last: tuple[int, int] = (0, 0)
     talk: tuple[Talk[Aligned], Inbox] | None = None
     attempts: int = 0
+    talks: int = 0
+    """Intersections that were begun with it, whichever of its processes; `attempts`: with this one."""
     since: float = -math.inf
 
 
@@ -367,6 +371,7 @@ class Guest:
     def _greeted(self, other: Other, says: Mapping[str, Any]) -> None:
         """A sign of life: of a process that is new, or of one that was met."""
         public = _checked(says)
+        self.box.check(public)
         new, other.heard = public != other.public, self.now
         if new:
             other.public, other.met, other.talk, other.attempts = public, False, None, 0
@@ -393,9 +398,19 @@ class Guest:
             self._tell("met", other=other.name)
         self._align(other)
         if self.peer is not None:
-            for number, rows in says["answered"].items():
-                self.peer.told[other.number, int(number)] = rows
+            self._books(other, says["answered"])
             self._after(self.peer.met(other.number, self.now) if first else ())
+
+    def _books(self, other: Other, answered: Mapping[str, int]) -> None:
+        """How many rows the other says that it answered; of so many handshakes, and no more."""
+        assert self.peer is not None
+        told = self.peer.told
+        room = MOST - sum(who == other.number for who, _ in told)
+        for text, rows in answered.items():
+            place = (other.number, int(text))
+            if place in told or room > 0:
+                room -= place not in told
+                told[place] = rows
 
     def _difference(self, other: Other, says: Mapping[str, Any]) -> str:
         """What the other means that is not meant here, in words; empty: nothing."""
@@ -423,7 +438,7 @@ class Guest:
             self._talked(other, message)
         elif self.peer is not None:
             self._after(self.peer.receive(message, self.now))
-        elif len(self._early) < EARLY:
+        elif message.kind in ("offer", "invite") and message.size < SMALL and len(self._early) < EARLY:
             self._early.append(message)
 
     # -- what two have in common ---------------------------------------------------------------------------------------
@@ -449,7 +464,7 @@ class Guest:
         late = self.now - other.since > self.within
         if self.plan.alignment == "links" or not first or not (other.talk is None or late):
             return
-        if other.attempts < ATTEMPTS:
+        if other.talks < ATTEMPTS:
             other.since = self.now
             self._open_talk(other, other.attempts + 1)
 
@@ -458,7 +473,7 @@ class Guest:
         ends = (min(self.number, other.number), max(self.number, other.number))
         here, there = bounds_of(self.run.graph), other.bounds
         pairs = list(zip(here, there, strict=True) if first else zip(there, here, strict=True))
-        other.attempts = attempt
+        other.attempts, other.talks = attempt, other.talks + 1
         domain = f"tacit.peers {self.plan.meeting} {ends[0]} {ends[1]} ".encode()
         self._go_on(other, by_talk(self.run.graph, ends, pairs, domain, first=first, attempt=attempt), None)
 
@@ -466,7 +481,7 @@ class Guest:
         """A message of an intersection. One that begins anew is begun anew."""
         opens = message.kind == "blinded" and message.says["part"] == "entity"
         if opens and self.number > other.number:
-            if not other.attempts < message.round <= ATTEMPTS:
+            if not other.attempts < message.round <= ATTEMPTS or other.talks >= ATTEMPTS:
                 raise Refused("one more intersection than there may be")
             self._open_talk(other, message.round)
         if other.talk is None:

@@ -29,14 +29,17 @@ import torch
 from tacit.errors import TacitError
 from tacit.federation.messages import Inbox, Message, Refused
 from tacit.models import Tables
+from tacit.models.tables import LARGEST_VALUE
 from tacit.peers.learner import Learner, Trained, Use, Virtual
 from tacit.peers.ppat import Generator, Judge, batches, nearness, procrustes
 
 LOG = logging.getLogger(__name__)
 Tensor = Any
 State = Literal["ready", "busy", "sleep"]
-WIDEST = 1 << 14
-"""Rows that a client translates into, at most: the matrix is as wide."""
+WIDEST, MOST_NUMBERS = 1 << 12, 1 << 27
+"""Numbers of a row that a client translates into, at most: the matrix is as wide. And of all rows together."""
+ROUNDED = 1e-3
+"""How far from orthogonal a map may be that comes from outside."""
 BOOKS = ("answered", "taught", "told")
 What = Literal["first", "host", "client", "self"]
 
@@ -149,7 +152,7 @@ class Peer:
     def resting(self) -> bool:
         """Whether it wants nothing of others, as it may tell them.
 
-        How often it trains by itself depends on its validation: a peer whose rows may not leave rests meanwhile.
+        A peer whose rows may not leave rests while it trains by itself: that is of no use to anybody else.
         """
         if self._hosting or self._asking or self._serving or self._queue or self._later or self._updates:
             return False
@@ -225,10 +228,11 @@ class Peer:
         what, self._doing = self._doing, None
         if what == "first" and trained.score is None:
             raise TacitError(f"the first training of peer {self.number} diverged: lower its learning rate")
-        better = self.learner.improves(trained)
-        if better:
-            # Whether a host improved whose rows may not leave is nobody's business.
-            self._improved, self.fruitless = self.learner.leaves, 0
+        better, leaves = self.learner.improves(trained), self.learner.leaves
+        # Whether a host improved whose rows may not leave is nobody's business: what it does next does not follow it,
+        # for others see how many trainings it had left to invite them.
+        if better if leaves else what != "self":
+            self._improved, self.fruitless = leaves, 0
         elif what == "self":
             self.fruitless += 1
             if self.fruitless < self.pairing.patience:
@@ -416,7 +420,10 @@ class Peer:
         """The rows of a message, looked at."""
         width = self.learner.widths[0]
         inbox = Inbox(message.kind, None, number, 0, self.number, {message.sender: rows}, width)
-        return inbox.take(message).arrays["values"].to(self.learner.device)
+        values = inbox.take(message).arrays["values"].to(self.learner.device)
+        if bool((values.abs() > LARGEST_VALUE).any()):
+            raise Refused("rows with numbers that are too large")
+        return values
 
     def _virtual(self, message: Message) -> Virtual | None:
         """Neighbours that came with the rows, looked at; None: none are wanted, or none came."""
@@ -425,8 +432,8 @@ class Peer:
         learner, most = self.learner, self.pairing.virtual_most
         entity, relation, links = (message.arrays[name].to(learner.device) for name in ("entity", "relation", "links"))
         for rows in (entity, relation):
-            if rows.shape[1] != learner.widths[0] or not bool(rows.isfinite().all()):
-                raise Refused("neighbours whose rows are not as wide as these, or not finite")
+            if rows.shape[1] != learner.widths[0] or not bool((rows.abs() <= LARGEST_VALUE).all()):
+                raise Refused("neighbours whose rows are not as wide as these, or too large, or not finite")
         if links.shape[1] != 3 or max(len(links), len(entity), len(relation)) > most:
             raise Refused(f"links that are none, or more than {most:,}")
         aligned = learner.aligned[message.sender]
@@ -443,11 +450,12 @@ class Peer:
     def _invited(self, message: Message, now: float) -> list[Message]:
         says, host, scale, learner = message.says, message.sender, message.arrays["scale"], self.learner
         handshake = says["handshake"]
-        if tuple(scale.shape) != (1,) or not bool((scale.isfinite() & (scale > 0)).all()):
-            raise Refused("a scale is one number above 0")
+        if tuple(scale.shape) != (1,) or not 0 < float(scale[0]) <= LARGEST_VALUE:
+            raise Refused("a scale is one number above 0, as long as a row may be")
         ppat = self.pairing.ppat
         agreed = {"count": len(learner.aligned[host]), "epochs": ppat.passes, "batch": ppat.batch}
-        fits = agreed.items() <= says.items() and 1 <= says["width"] <= WIDEST
+        width = says["width"]
+        fits = agreed.items() <= says.items() and 1 <= width <= WIDEST and width * says["count"] <= MOST_NUMBERS
         if not learner.leaves or not fits:
             return [self._message("answer", host, handshake=handshake, answer="no")]
         if self.state == "busy" or learner.best is None:
@@ -455,7 +463,7 @@ class Peer:
         if self._asleep:
             self._asleep, self._idle_from = False, now + self.pairing.linger
         rows = learner.vectors(host)
-        generator = Generator(rows, says["width"], float(scale[0]), self.pairing.ppat, learner.stream(Use.MAP))
+        generator = Generator(rows, width, float(scale[0]), self.pairing.ppat, learner.stream(Use.MAP))
         order = batches(len(rows), says["epochs"], says["batch"], says["seed"], rows.device)
         self._serving[host] = Serving(handshake, order, generator, now + self.pairing.within)
         self._note(now, "serves", other=host)
@@ -502,8 +510,11 @@ class Peer:
         generator = serving.generator
         if (turn := message.arrays.get("map")) is not None:
             width = len(generator.weight)
-            if tuple(turn.shape) != (width, width) or not bool(turn.isfinite().all()):
-                raise Refused("a map that does not fit the rows, or is not finite")
+            if tuple(turn.shape) != (width, width):
+                raise Refused("a map that does not fit the rows")
+            away = (turn @ turn.T - torch.eye(width, device=turn.device)).abs()
+            if not bool((away < ROUNDED).all()):  # nor if one is NaN
+                raise Refused("a map that is no rotation")
             generator.follow(turn.to(generator.weight.device))
         del self._serving[message.sender]
         self._updates.append((message.sender, generator))
