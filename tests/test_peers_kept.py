@@ -29,6 +29,7 @@ from tacit.peers.alignment import bounds_of, by_links, by_rows, by_talk
 from tacit.peers.kept import Journal, Lines, PeerRun, Plan, keep_meeting, pairing_of
 from tacit.peers.meeting import meet, statement
 from tacit.privacy.budget import Holding, cost
+from tacit.privacy.plan import WITHOUT_BUDGET
 from tacit.tensors import load_tensors
 from test_peers import PARTIES, PUBLISHED, SOUND, done, everything, pair, wanted
 
@@ -331,6 +332,8 @@ def test_two_meetings_add_up_in_a_holding(tmp_path, monkeypatch):
         learner = run.learner({"b": by_links(PARTIES)[0][1]})
         run.pay(learner)
         run.pay(learner)  # started again: what was taken is taken
+        assert WITHOUT_BUDGET not in run.state(learner)["not_covered"]
+        assert WITHOUT_BUDGET in statement(learner)["not_covered"]
         holding = Holding.load("ward")
         costs.append(cost(holding.order, holding.spent))
     most = max(cost(holding.order, each) for each in learner.spent(reserved=True).values())

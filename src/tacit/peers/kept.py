@@ -331,7 +331,7 @@ class PeerRun:
 
     def state(self, learner: Learner) -> dict[str, Any]:
         """Say what is guaranteed: fixed before anything leaves."""
-        said = statement(learner)
+        said = statement(learner, self.budget)
         write_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", said)
         return said
 

@@ -33,7 +33,7 @@ from tacit.peers.alignment import Alignment, by_intersection, by_links, thinned
 from tacit.peers.learner import Learner, Pairing, vector_widths
 from tacit.peers.peer import Peer
 from tacit.privacy.pate import WHY_NONE, LaplaceVotes
-from tacit.privacy.plan import NOT_COVERED
+from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
 from tacit.privacy.privatizers import Sound
 from tacit.settings import Settings
 
@@ -144,10 +144,11 @@ class Meeting:
         return [None if each.best is None else scored(each.model(), each.graph, each.settings) for each in learners]
 
 
-def statement(peer: Learner) -> dict[str, Any]:
+def statement(peer: Learner, budget: str | None = None) -> dict[str, Any]:
     """What is guaranteed to a peer, and what is not. Only sound mode with secret noise has an epsilon.
 
-    In sound mode it is that of everything the peer may ever release in the meeting, fixed before it began.
+    In sound mode it is that of everything the peer may ever release in the meeting, fixed before it began. `budget`:
+    the holding that keeps account of other meetings and trainings.
     """
     pairing = peer.pairing
     if pairing.mode == "published":
@@ -181,7 +182,7 @@ def statement(peer: Learner) -> dict[str, Any]:
         "releases": {name: [segment.json() for segment in each] for name, each in reserved.items()},
         "spent": {name: [segment.json() for segment in each] for name, each in spent.items()},
         "covers": "every message to other peers, and whatever they make of them",
-        "not_covered": [*NOT_COVERED, *NOR_COVERED],
+        "not_covered": [*NOT_COVERED, *NOR_COVERED, *([] if budget else [WITHOUT_BUDGET])],
     }
 
 
