@@ -19,8 +19,8 @@ SHOWN = 10
 
 
 def say(text: str, style: str = "") -> None:
-    """Print text as it is: names and paths may hold what rich would take for markup."""
-    out.print(Text(text, style=style))
+    """Print text as it is: names and paths may hold what rich would take for markup. In a file no line is broken."""
+    out.print(Text(text, style=style), soft_wrap=not out.is_terminal)
 
 
 def busy(doing: str, quiet: bool) -> Any:
