@@ -36,8 +36,12 @@ from tacit.errors import TacitError
 from tacit.parties import partition
 
 if TYPE_CHECKING:
-    from tacit.ledger.provider import Look
+    from tacit.federation.keys import Identity
+    from tacit.ledger.dag import Branch
+    from tacit.ledger.ledger import Ledger
+    from tacit.ledger.provider import Look, Provider, Terms
     from tacit.ledger.record import Model
+    from tacit.settings import Settings
 
 provider = typer.Typer(no_args_is_help=True, help="Learn with others on a ledger, without a server.")
 CHECKS = (
@@ -117,11 +121,10 @@ def provider_start(
       tacit provider start ledger hospital.tsv --key north.key --trainer pate --public drugs.tsv --epsilon 8
     """
     local = locals()
-    from tacit.ledger.ledger import Ledger
+    from tacit.ledger.cbor import CID
+    from tacit.ledger.ledger import Ledger, read_manifest
     from tacit.ledger.process import CONFIG, provide
-    from tacit.ledger.provider import DEFAULT, Provider, Terms
-    from tacit.privacy.budget import Holding
-    from tacit.settings import Settings, combine, from_flags, parse_assignment, read_settings
+    from tacit.ledger.provider import DEFAULT, Terms
 
     if (epsilon is None) != without_privacy and config is None and not assignments:
         raise TacitError(
@@ -129,53 +132,17 @@ def provider_start(
             "that the rows may tell everything (--without-privacy)."
         )
     _check_trainer(local)
-    from tacit.ledger.cbor import CID
-
-    opened = Ledger.load(folder, None if anchor is None else CID.parse(anchor))
-    branch = only(opened.dag, model)
+    read_manifest(folder)
     who, _ = open_key(key)
-    voted = trainer == "pate"
-    named = ("scorer", "dim", "device", "seed") if voted else ("scorer", "dim", "device", "seed", "epsilon", "delta")
-    flags = {"epochs": first} | {name: local[name] for name in named}
-    values = combine(
-        {} if epsilon is None or voted else {"privacy": {"name": "dpsgd"}}, read_settings(config) if config else {},
-        *(parse_assignment(text) for text in assignments or ()), from_flags(flags),
-    )  # fmt: skip
-    if "dim" not in values.get("scorer", {}):
-        values = combine(values, {"scorer.dim": _fitting(values, branch.model)})
-    if voted and values.get("privacy"):
-        raise TacitError("--trainer pate is private by its votes: leave out settings of privacy, and say --epsilon.")
-    settings = Settings.make(values)
-    if not voted and not settings.privacy.sound and not without_privacy:
-        raise TacitError("these settings guarantee nothing: set privacy.epsilon, or say --without-privacy.")
+    opened = Ledger.load(folder, None if anchor is None else CID.parse(anchor), who=who)
+    branch = only(opened.dag, model)
+    settings = _settings(local, branch.model)
     terms = Terms(parents=parents, defence=_defence(defence, DEFAULT), updates=updates, epochs=epochs,
                   validation=validation)  # type: ignore[arg-type]  # fmt: skip
     out = out_path or Path("runs") / f"{who.name}-{branch.model.name}"
     if out.exists() and not (out / CONFIG).is_file():
         raise TacitError(f"{out} exists already. Choose another --out.")
-    with show.busy(f"reading {path}", as_json):
-        graph = trained_on(read_any(path, data, None, None, None, False), path, party, pooled)
-        wanted = shares(split)
-        if wanted not in (None, "keep"):
-            graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
-        known = {
-            name: one_of(read_any(local[name], data, None, None, None, False), local[name])
-            for name in ("public", "candidates")
-            if local[name] is not None
-        }
-    holding = None if budget is None else Holding.load(budget)
-    with show.busy("solving for the noise", as_json):
-        if voted:
-            from tacit.ledger.teachers import Pate, PateProvider
-
-            given = {"teachers": teachers, "votes": votes, "delta": delta, "epsilon": epsilon}
-            pate = Pate(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-            made: Provider = PateProvider(
-                opened, str(branch.cid), who, graph, known["public"], settings, pate, terms,
-                candidates=known.get("candidates"), holding=holding,
-            )  # fmt: skip
-        else:
-            made = Provider(opened, str(branch.cid), who, graph, settings, terms, holding=holding)
+    made = _made(local, opened, branch, who, settings, terms)
     looks: list[Look] = []
 
     def on_look(look: Look) -> None:
@@ -184,16 +151,71 @@ def provider_start(
             out_ = f", {len(look.left_out)} left out" if look.left_out else ""
             show.say(f"Published {look.update}, made from {len(look.taken)}{out_}")
 
-    ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience, on_look=on_look)
-    statement = made.statement()
-    if as_json:
-        told = {"out": str(out), "model": str(branch.cid), "ended": ended, "published": made.published,
-                "updates": [str(look.update) for look in looks if look.update is not None],
-                "left_out": [{str(cid): why for cid, why in look.left_out.items()} for look in looks]}  # fmt: skip
-        about = {name: statement.get(name) for name in ("guarantee", "epsilon", "delta")}
-        print(json.dumps(told | about | {"head": opened.head}))
+    with opened:
+        ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience, on_look=on_look)
+    if not as_json:
+        _say(made, ended)
         return
-    show.say(f"{made.published} updates of {branch.model.name} are published. Ended: {ended}.")
+    told = {"out": str(out), "model": str(branch.cid), "ended": ended, "published": made.published,
+            "updates": [str(look.update) for look in looks if look.update is not None],
+            "left_out": [{str(cid): why for cid, why in look.left_out.items()} for look in looks]}  # fmt: skip
+    statement = made.statement()
+    about = {name: statement.get(name) for name in ("guarantee", "epsilon", "delta")}
+    print(json.dumps(told | about | {"head": opened.head}))
+
+
+def _settings(given: dict[str, Any], rule: Model) -> Settings:
+    """How it trains, by the file, the assignments and the options; the dimension is the model's."""
+    from tacit.settings import Settings, combine, from_flags, parse_assignment, read_settings
+
+    voted = given["trainer"] == "pate"
+    named = ("scorer", "dim", "device", "seed") if voted else ("scorer", "dim", "device", "seed", "epsilon", "delta")
+    values = combine(
+        {} if given["epsilon"] is None or voted else {"privacy": {"name": "dpsgd"}},
+        read_settings(given["config"]) if given["config"] else {},
+        *(parse_assignment(text) for text in given["assignments"] or ()),
+        from_flags({"epochs": given["first"]} | {name: given[name] for name in named}),
+    )
+    if "dim" not in values.get("scorer", {}):
+        values = combine(values, {"scorer.dim": _fitting(values, rule)})
+    if voted and values.get("privacy"):
+        raise TacitError("--trainer pate is private by its votes: leave out settings of privacy, and say --epsilon.")
+    settings = Settings.make(values)
+    if not voted and not settings.privacy.sound and not given["without_privacy"]:
+        raise TacitError("these settings guarantee nothing: set privacy.epsilon, or say --without-privacy.")
+    return settings
+
+
+def _made(given: dict[str, Any], opened: Ledger, branch: Branch, who: Identity, settings: Settings, terms: Terms) -> (
+        Provider):  # fmt: skip
+    """The provider, with the graphs that it needs."""
+    from tacit.ledger.provider import Provider
+    from tacit.ledger.teachers import Pate, PateProvider
+    from tacit.privacy.budget import Holding
+
+    def read(name: str) -> Any:
+        return read_any(given[name], given["data"], None, None, None, False)
+
+    with show.busy(f"reading {given['path']}", given["as_json"]):
+        graph = trained_on(read("path"), given["path"], given["party"], given["pooled"])
+        wanted = shares(given["split"])
+        if wanted not in (None, "keep"):
+            graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
+        known = {name: one_of(read(name), given[name]) for name in ("public", "candidates") if given[name] is not None}
+    holding = None if given["budget"] is None else Holding.load(given["budget"])
+    with show.busy("solving for the noise", given["as_json"]):
+        if given["trainer"] == "own":
+            return Provider(opened, str(branch.cid), who, graph, settings, terms, holding=holding)
+        said = {name: given[name] for name in ("teachers", "votes", "delta", "epsilon") if given[name] is not None}
+        return PateProvider(
+            opened, str(branch.cid), who, graph, known["public"], settings, Pate(**said), terms,
+            candidates=known.get("candidates"), holding=holding,
+        )  # fmt: skip
+
+
+def _say(made: Provider, ended: str) -> None:
+    statement = made.statement()
+    show.say(f"{made.published} updates of {made.branch.model.name} are published. Ended: {ended}.")
     if statement["epsilon"] is None:
         show.say(f"Not private: {'; '.join(statement['why'])}.")
     else:

@@ -11,6 +11,7 @@ libp2p runs in a thread of its own, and is only loaded when something has to be 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import secrets
 import socket
@@ -28,6 +29,7 @@ from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, RAW
 from tacit.ledger.unixfs import LARGEST_BLOCK, Child, address_of, blocks_of, decode_node, varint
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 SCHEME = "ipfs:"
 PROTOCOL = "/ipfs/bitswap/1.2.0"
@@ -207,7 +209,7 @@ class Swarm:
             try:
                 found[cid] = store.get(cid, LARGEST_BLOCK)
             except Withheld:
-                pass
+                continue  # peers are asked for it
             except Refused as error:
                 damaged[cid] = error
         missing = [cid for cid in dict.fromkeys(cids) if cid not in found]
@@ -463,8 +465,8 @@ class Peer:
                 del held[: start + size]
                 self.received += size
                 self._heed(peer, message)
-        except Exception:  # noqa: BLE001 - a peer that goes away, or sends what is no message, is heard no more
-            pass
+        except Exception as error:  # noqa: BLE001 - a peer that goes away, or sends what is no message
+            LOG.debug("a peer is heard no more: %s", error)
         with suppress(Exception):
             await stream.reset()
 
