@@ -7,11 +7,15 @@ import base64
 import hashlib
 import json
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from networks import environment, until
+from tacit.clinic import clinic
 from tacit.federation.broker import inbox, nkey_of
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.nats import _hang_up
@@ -46,6 +50,72 @@ def rows(folder, value, width=3, count=2):
     path = Path(folder) / "rows.safetensors"
     save_tensors(path, {"entity": torch.full((count, width), float(value)), "relation": torch.ones(1, width)}, text)
     return path.read_bytes()
+
+
+class Providers:
+    """Whole providers, each a process of `tacit provider start` in its folder, which has its key and its ledger; each
+    trains on a hospital's graph, privately.
+    """
+
+    def __init__(self, root, names, updates):
+        self.root, self.names, self.updates, self.running = root, names, updates, {}
+
+    def start(self, name):
+        hospital = clinic("demo").names[self.names.index(name)]
+        words = ("provider", "start", "ledger", "clinic-demo", "--party", hospital, "--key", "own.key", "--epsilon", 2,
+                 "--updates", self.updates, "--first", 1, "--epochs", 1, "--patience", 5, "--out", "run", "--json",
+                 "--set", "training.batch=512", "--set", "negatives.count=4")  # fmt: skip
+        with open(self.root / f"{name}.said", "ab") as said:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "tacit", *map(str, words)], cwd=self.root / name, stdout=said, stderr=said,
+                env=environment(),
+            )  # fmt: skip
+
+    def kill(self, name):
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def looks(self, name):
+        file = self.root / name / "run" / "private" / "looks.jsonl"
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+    def published(self, name):
+        return [look["update"] for look in self.looks(name) if look["update"] is not None]
+
+    def check(self):
+        """Nobody ended that had something to do."""
+        for name, process in self.running.items():
+            said = (self.root / f"{name}.said").read_text()[-3000:]
+            assert process.poll() in (None, 0), (name, said)
+            assert process.poll() is None or len(self.published(name)) == self.updates, (name, said)
+
+    def goes_on(self, by=1, seconds=240):
+        """Everybody publishes so many more, or all there are."""
+        wanted = {name: min(len(self.published(name)) + by, self.updates) for name in self.running}
+
+        def went():
+            self.check()
+            return all(len(self.published(name)) >= many for name, many in wanted.items())
+
+        until(went, seconds)
+
+    def end(self, seconds=300):
+        """Everybody ends by itself. Whoever was killed may have published one before it could note it."""
+        until(lambda: self.check() or all(process.poll() == 0 for process in self.running.values()), seconds)
+        return {name: json.loads((self.root / f"{name}.said").read_text().split("\n")[-2]) for name in self.names}
+
+    def close(self):
+        for name in list(self.running):
+            self.kill(name)
+
+
+def tacit(*words, cwd, code=0):
+    """What a command says on its standard output."""
+    done = subprocess.run([sys.executable, "-m", "tacit", *map(str, words)], cwd=cwd, capture_output=True, text=True,
+                          timeout=200, check=False, env=environment())  # fmt: skip
+    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stdout
 
 
 class Operated(LedgerBroker):

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -757,7 +758,8 @@ def stream_logs(folder):
 
 @contextlib.contextmanager
 def chain_logs(folder):
-    pytest.importorskip("web3", reason="the extra evm is not installed")
+    if find_spec("web3") is None:
+        pytest.skip("the extra evm is not installed")
     from networks import Anvil
     from tacit.ledger.evm import EvmLog
 

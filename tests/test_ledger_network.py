@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("nats", reason="the extra nats is not installed")
-from ledgers import CLAIM, KEYS, WHO, Operated, act, api, known, rewrite, roster, rows
+from ledgers import CLAIM, KEYS, WHO, Operated, Providers, act, api, known, rewrite, roster, rows, tacit
 from tacit.errors import BadInput, BadValue, TacitError
 from tacit.federation import broker as broker_module
 from tacit.federation.broker import nkey_of
@@ -549,6 +549,46 @@ def test_four_writers_and_the_broker_are_killed_and_nothing_that_was_accepted_is
         assert verified["head"] == states[0][0]
         assert verified["faults"] == []
     finally:
+        consortium.close()
+
+
+@pytest.mark.slow
+def test_four_providers_and_the_broker_are_killed_and_all_updates_stand_once(tmp_path):
+    """Whole providers, who train privately and take each other's rows."""
+    names = [each.name for each in WHO[:4]]
+    consortium, providers = Consortium(tmp_path, names), Providers(tmp_path, names, updates=6)
+    try:
+        consortium.serve()
+        at = ("--log", consortium.place, "--ca", "../broker/ca.pem", "--key", "own.key")
+        told = tacit("ledger", "init", "ledger", *at, "--roster", "../roster.json", "--model", "drugs", "--entity", 8,
+                     "--json", cwd=tmp_path / names[0])  # fmt: skip
+        genesis = json.loads(told)["genesis"]
+        for name in names[1:]:
+            tacit("ledger", "join", "ledger", *at, "--genesis", genesis, cwd=tmp_path / name)
+        for name in names:
+            providers.start(name)
+        providers.goes_on()
+        for name in names[:2]:
+            providers.kill(name)
+            providers.goes_on()
+            providers.start(name)
+        os.kill(consortium.server, signal.SIGKILL)  # what runs it starts it again
+        ended = providers.end()
+        assert all(each["published"] == 6 and 0 < each["epsilon"] <= 2 for each in ended.values())
+        verified = json.loads(tacit("ledger", "verify", "ledger", "--json", cwd=tmp_path / names[0]))
+        assert verified["faults"] == []
+        for name in names:
+            with Ledger.load(tmp_path / name / "ledger") as ledger:
+                assert (ledger.head, ledger.faults) == (verified["head"], [])
+        nodes = ledger.dag.nodes.values()
+        assert len(nodes) == len({node.update.weights for node in nodes}) == 4 * 6
+        for each in WHO[:4]:
+            standing = {str(node.cid) for node in nodes if node.by == each.public}
+            assert set(providers.published(each.name)) <= standing
+            assert len(standing) == 6
+            assert any(parent.by != each.public for node in nodes if node.by == each.public for parent in node.parents)
+    finally:
+        providers.close()
         consortium.close()
 
 

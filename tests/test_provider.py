@@ -31,6 +31,7 @@ from tacit.attacks.liars import (
 from tacit.clinic import clinic
 from tacit.errors import BadValue, TacitError
 from tacit.federation.keys import Identity, make
+from tacit.federation.letters import Away
 from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.defence import Defence, Pile
@@ -81,9 +82,11 @@ def a_ledger(**changed):
     return ledger
 
 
-def provider(ledger, n=0, wanted=None, kind=Provider, graph=None, **terms):
+def provider(ledger, n=0, wanted=None, kind=Provider, graph=None, holding=None, **terms):
     chosen = {"epochs": 1, "updates": 4, "validation": "none", "defence": OPEN} | terms
-    return kind(ledger, "drugs", WHO[n], graph or SMALL[n % 3], wanted or settings(), Terms(**chosen), number=n)
+    return kind(
+        ledger, "drugs", WHO[n], graph or SMALL[n % 3], wanted or settings(), Terms(**chosen), number=n, holding=holding
+    )
 
 
 def newest(ledger):
@@ -210,17 +213,6 @@ def test_what_is_claimed_adds_up_to_what_was_asked_for():
     assert statement["guarantee"] == "differential privacy"
 
 
-def test_a_paid_look_is_claimed_too():
-    ledger = a_ledger()
-    one = provider(ledger, wanted=private(), validation="paid", look_sigma=7.0, updates=2)
-    one.step()
-    claim = newest(ledger).update.privacy
-    assert Segment(Gaussian(7.0), 1) in claim.releases
-    assert "validation triples" in claim.unit
-    one.step()
-    assert Segment(Gaussian(7.0), 2) in ledger.dag.claimed(WHO[0].public)[claim.unit]
-
-
 @pytest.mark.parametrize("made", [settings, lambda: private(noise="seeded")], ids=["plain", "simulated"])
 def test_what_guarantees_nothing_claims_nothing(made):
     ledger = a_ledger()
@@ -232,8 +224,12 @@ def test_what_guarantees_nothing_claims_nothing(made):
 
 
 def test_private_providers_do_not_look_at_validation_for_nothing():
-    with pytest.raises(BadValue, match="in sound mode validation is public, paid or none"):
+    with pytest.raises(BadValue, match="under privacy validation is public or none"):
         provider(a_ledger(), wanted=private(), validation="own")
+    with pytest.raises(BadValue, match="validation is own, public or none; not 'paid'"):
+        provider(a_ledger(), validation="paid")
+    assert provider(a_ledger(), wanted=private(), validation=None).learner.validation == "none"
+    assert provider(a_ledger(), validation=None).learner.validation == "own"
 
 
 def test_what_is_decided_follows_from_released_rows_alone():
@@ -359,6 +355,46 @@ def test_an_update_whose_weights_were_shown_is_never_trained_twice(tmp_path, mon
     assert [look.update for look in looks] == [*(node.cid for node in nodes[when == "after it" :]), None]
     assert not (tmp_path / "run/private/update").exists()
     assert again.statement()["epsilon"] == epsilon(joined(claimed), 1e-5)
+
+
+@pytest.mark.parametrize("when", ["look", "rows", "before the record", "after it"])
+def test_a_ledger_that_goes_away_is_awaited(tmp_path, monkeypatch, when):
+    """A broker or a chain: nothing is trained twice, nothing is paid for twice, and the process does not end."""
+    ledger, away, told, waits = a_ledger(), [], [], []
+    provider(ledger, 1).step()
+    holding = Holding.begin("north", epsilon=100.0, delta=1e-5, home=tmp_path / "budgets")
+    refresh, rows, publish = ledger.refresh, ledger.rows, Ledger.publish
+    times = 1 if when == "after it" else 3
+
+    def goes():
+        if len(away) < times:
+            away.append(when)
+            raise Away("The broker was not reached.")
+
+    def published(self, who, body):
+        if when == "after it" and not away:
+            publish(self, who, body)
+        if when in ("before the record", "after it") and isinstance(body, Update):
+            goes()
+        return publish(self, who, body)
+
+    one = provider(ledger, wanted=private(), updates=2, holding=holding)
+    monkeypatch.setattr(Ledger, "publish", published)
+    if when == "look":
+        monkeypatch.setattr(ledger, "refresh", lambda: (goes(), refresh()))
+    elif when == "rows":
+        monkeypatch.setattr(ledger, "rows", lambda node: (goes(), rows(node))[1])
+    monkeypatch.setattr("tacit.ledger.process.time.sleep", waits.append)
+    looks = []
+    ended = provide(one, tmp_path / "run", patience=0, on_look=looks.append, on_away=told.append)
+    assert ended == "all 2 updates are published"
+    assert len(away) == len(waits) == times
+    assert len(told) == 1
+    mine = [node for node in ledger.dag.branch("drugs").nodes if node.by == WHO[0].public]
+    assert len(mine) == len({node.update.weights for node in mine}) == 2
+    claimed = joined(segment for node in mine for segment in node.update.privacy.releases)
+    assert claimed == one.learner.spent_by(2)["train"] == holding.spent
+    assert not (tmp_path / "run/private/update").exists()
 
 
 def test_a_process_waits_for_others(tmp_path, monkeypatch):

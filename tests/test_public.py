@@ -11,16 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("web3", reason="the extra evm is not installed")
 pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
-from ledgers import CLAIM, KEYS, WHO, roster, rows
+from ledgers import CLAIM, KEYS, WHO, Operated, Providers, roster, rows, tacit
 from networks import Anvil, Helia, environment, until
+from tacit.clinic import clinic
 from tacit.errors import BadInput, BadValue, TacitError
 from tacit.federation.letters import Away
 from tacit.federation.messages import Refused
@@ -29,10 +29,18 @@ from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW
 from tacit.ledger.evm import Account, EvmLog, calldata, entries_of, log_address, split_place
 from tacit.ledger.ipfs import Peer, Swarm
+from tacit.ledger.jetstream import Remote
 from tacit.ledger.ledger import BLOBS, RECORDS, Ledger
 from tacit.ledger.log import SqliteLog
+from tacit.ledger.provider import Provider, Terms
 from tacit.ledger.public import Public, reach
-from tacit.ledger.record import Genesis, Model
+from tacit.ledger.record import Genesis, Model, Record
+from tacit.settings import Settings
+
+try:
+    evm._packages()
+except TacitError as error:
+    pytest.skip(str(error), allow_module_level=True)
 
 GENESIS = b"the first"
 ABOUT = CID.of(GENESIS, DAG_CBOR)
@@ -232,6 +240,23 @@ def test_what_cannot_be_added(chain, log, tmp_path):
         EvmLog(chain.place, chain=1)
 
 
+def test_a_package_that_lets_everything_nest_deeper_does_not():
+    """Else deep JSON, which a node may send as well as a peer, would end the process."""
+    program = """
+import json, sys
+from tacit.ledger.evm import _packages
+before = sys.getrecursionlimit()
+_packages()
+assert sys.getrecursionlimit() == before
+try:
+    json.loads("[" * 100_000)
+except RecursionError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
 def test_nodes_that_are_none(tmp_path):
     with pytest.raises(Away, match=r"http://127.0.0.1:1 does not answer"):
         EvmLog("evm:http://127.0.0.1:1/secret", patience=0.1)
@@ -249,7 +274,7 @@ def test_nodes_that_are_none(tmp_path):
     with http.server.HTTPServer(("127.0.0.1", 0), Says) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        for says in (b"<html>", b"[]", b"{}", b'{"result": 5}', b'{"result": "0x"}'):
+        for says in (b"<html>", b"[]", b"{}", b'{"result": 5}', b'{"result": "0x"}', b"[" * 100_000):
             server.says = says
             with pytest.raises(Refused, match=r"no node of a chain|is no number"):
                 EvmLog(f"evm:http://127.0.0.1:{server.server_port}", patience=0.1)
@@ -605,179 +630,186 @@ def test_without_the_extras_it_is_said_which(monkeypatch, tmp_path):
         Peer(bytes(32), lambda cid: None, None)
 
 
-WRITER = """
-import os, sys, time
-from pathlib import Path
-home, tests, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-sys.path.insert(0, tests)
-from ledgers import CLAIM, rows
-from tacit.errors import TacitError
-from tacit.federation.keys import Identity
-from tacit.federation.letters import Away
-from tacit.ledger.blobs import Withheld
-from tacit.ledger.ledger import Ledger
+class Consortium(Providers):
+    """A chain, and providers, each with an account and a peer of its own."""
 
-who = Identity.load(home / "own.key")
-accepted, fetched = open(home / "accepted", "a"), open(home / "fetched", "a")
-with Ledger.load(home / "ledger") as ledger:
-    (home / "address").write_text(ledger.blobs.listen("127.0.0.1", port)[0])
-    while not (home / "ledger" / "peers").read_text():
-        time.sleep(0.1)
-    while not (home / "stop").exists():
-        try:
-            ledger.refresh()
-            tips = ledger.dag.branch("drugs").tips
-            for node in tips:
-                if node.by != who.public:
-                    ledger.rows(node)
-                    fetched.write(f"{node.cid}\\n"); fetched.flush()
-            value = hash((who.name, len(ledger), os.getpid())) % 10**4
-            record = ledger.publish_rows(who, "drugs", rows(home, value), CLAIM, [node.cid for node in tips][-2:])
-            accepted.write(f"{record.cid}\\n"); accepted.flush(); os.fsync(accepted.fileno())
-        except (Away, Withheld) as error:
-            print(error, flush=True)
-    (home / "stopped").touch()
-    while True:  # others may still want what it has
-        time.sleep(0.1)
-"""
-"""A provider as far as the ledger sees it: it builds on the newest tips, whose rows it fetches from their providers."""
-
-
-class Consortium:
-    """A chain, and providers, each a process with a folder, a key, an account and a peer of its own."""
-
-    command = (sys.executable, "-c", WRITER)
-    """What a provider runs, with its folder, the tests' and a port as arguments; full providers may take its place."""
-
-    def __init__(self, root, anvil, names):
-        self.root, self.anvil, self.names, self.running = root, anvil, names, {}
+    def __init__(self, root, anvil, names, updates=0):
+        super().__init__(root, names, updates)
+        self.shares = []
         for each in WHO[: len(names)]:
             (root / each.name).mkdir()
             each.save(root / each.name / "own.key")
             anvil.account(root / each.name / "own.account")
 
-    def tacit(self, *words, cwd, code=0):
-        done = subprocess.run([sys.executable, "-m", "tacit", "ledger", *words], cwd=cwd, capture_output=True,
-                              text=True, timeout=200, check=False, env=environment())  # fmt: skip
-        assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
-        return done.stdout
-
-    def start(self, name):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        with open(self.root / f"{name}.said", "ab") as said:
-            home = self.root / name
-            self.running[name] = subprocess.Popen([*self.command, str(home), str(Path(__file__).parent), str(port)],
-                                                  stdout=said, stderr=said, env=environment())  # fmt: skip
-
-    def noted(self, name, what="accepted"):
-        file = self.root / name / what
-        return file.read_text().split("\n")[:-1] if file.exists() else []
-
-    def goes_on(self, by=1):
-        before = {name: len(self.noted(name)) for name in self.names}
-
-        def went():
-            for name, process in self.running.items():
-                assert process.poll() is None, (self.root / f"{name}.said").read_text()[-3000:]
-            return all(len(self.noted(name)) >= n + by for name, n in before.items())
-
-        until(went, 240)
+    def share(self):
+        """Everybody gives what it has to everybody; their addresses."""
+        said = [self.root / name / "shared" for name in self.names]
+        for file in said:
+            with open(file, "w") as out:
+                self.shares.append(subprocess.Popen(
+                    [sys.executable, "-m", "tacit", "ledger", "share", "ledger", "--listen", "127.0.0.1:0", "--json"],
+                    cwd=file.parent, stdout=out, env=environment(),
+                ))  # fmt: skip
+        until(lambda: all(file.read_text().endswith("\n") for file in said))
+        addresses = [json.loads(file.read_text())["addresses"][0] for file in said]
+        for file, own in zip(said, addresses, strict=True):
+            others = [address for address in addresses if address != own]
+            (file.parent / "ledger" / "peers").write_text("\n".join(others) + "\n")
+        return addresses
 
     def close(self):
-        for process in self.running.values():
+        super().close()
+        for process in self.shares:
             process.kill()
             process.wait()
 
 
 @pytest.mark.slow
-def test_four_writers_on_a_chain_that_is_killed_and_reorganised_come_to_the_same_as_in_a_folder(tmp_path):
+def test_four_providers_on_a_chain_that_is_killed_and_reorganised_come_to_the_same_as_in_a_folder(tmp_path):
     names = [each.name for each in WHO[:4]]
-    with Anvil(every=0.5, state=tmp_path / "state.json") as anvil:
-        consortium = Consortium(tmp_path, anvil, names)
-        try:
-            roster().save(tmp_path / "roster.json")
-            deep = ("--confirmations", "6")
-            told = json.loads(consortium.tacit(
-                "init", "ledger", "--key", "own.key", "--roster", "../roster.json", "--model", "drugs", "--entity", "3",
-                "--log", anvil.place, "--blobs", "ipfs:", "--account", "own.account", *deep, "--json",
-                cwd=tmp_path / names[0],
-            ))  # fmt: skip
-            joining = ("--log", told["log"], "--genesis", told["genesis"], *deep)
-            for name in names[1:]:
-                consortium.tacit("join", "ledger", *joining, "--blobs", "ipfs:", "--account", "own.account",
-                                 cwd=tmp_path / name)  # fmt: skip
+    with (
+        Anvil(every=0.5, state=tmp_path / "state.json") as anvil,
+        contextlib.closing(Consortium(tmp_path, anvil, names, updates=6)) as consortium,
+    ):
+        roster().save(tmp_path / "roster.json")
+        deep = ("--confirmations", "6")
+        told = json.loads(tacit(
+            "ledger", "init", "ledger", "--key", "own.key", "--roster", "../roster.json", "--model", "drugs",
+            "--entity", "8", "--log", anvil.place, "--blobs", "ipfs:", "--account", "own.account", *deep, "--json",
+            cwd=tmp_path / names[0],
+        ))  # fmt: skip
+        joining = ("--log", told["log"], "--genesis", told["genesis"], *deep)
+        for name in names[1:]:
+            tacit("ledger", "join", "ledger", *joining, "--blobs", "ipfs:", "--account", "own.account",
+                  cwd=tmp_path / name)  # fmt: skip
+        addresses = consortium.share()
+        for name in names:
+            consortium.start(name)
+        consortium.goes_on(2)
+        anvil.kill()  # by SIGKILL: it has what it had a second ago at the latest
+        time.sleep(1)
+        anvil.start()
+        consortium.goes_on()
+        anvil.reorganise(3)
+        consortium.kill(names[0])
+        consortium.goes_on()
+        consortium.start(names[0])
+        ended = consortium.end()
+        assert all(each["published"] == 6 and 0 < each["epsilon"] <= 2 for each in ended.values())
+        # a newcomer, who has no key and no account, reads it all, and fetches all weights
+        peers = "ipfs:" + ",".join(addresses)
+        tacit("ledger", "join", "new", *joining, "--blobs", peers, "--json", cwd=tmp_path)
+        verified = json.loads(tacit("ledger", "verify", "new", "--json", cwd=tmp_path))
+        assert verified["faults"] == []
+        with Ledger.load(tmp_path / "new") as new:
+            state, head = new.dag.json(), new.head
+            assert verified["head"] == head
+            standing = {update["update"] for update in state["models"][0]["updates"]}
+            assert len(standing) == 4 * 6
+            whose = {str(cid): new.dag.provider(node.by) for cid, node in new.dag.nodes.items()}
             for name in names:
-                consortium.start(name)
-            until(lambda: all((tmp_path / name / "address").exists() for name in names), 120)
-            addresses = {name: (tmp_path / name / "address").read_text() for name in names}
-            for name in names:
-                others = [address for other, address in addresses.items() if other != name]
-                (tmp_path / name / "ledger" / "peers").write_text("\n".join(others) + "\n")
-            consortium.goes_on(2)
-            anvil.kill()  # by SIGKILL: it has what it had a second ago at the latest
-            time.sleep(1)
-            anvil.start()
-            consortium.goes_on()
-            anvil.reorganise(3)
-            consortium.goes_on()
-            for name in names:
-                (tmp_path / name / "stop").touch()
-            until(lambda: all((tmp_path / name / "stopped").exists() for name in names))
-            accepted = [cid for name in names for cid in consortium.noted(name)]
-            # a newcomer, who has no key and no account, reads it all, and fetches all weights
-            peers_ = "ipfs:" + ",".join(addresses.values())
-            consortium.tacit("join", "new", *joining, "--blobs", peers_, "--json", cwd=tmp_path)
-            verified = json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path))
-            assert verified["faults"] == []
-            with Ledger.load(tmp_path / "new") as new:
-                state, head = new.dag.json(), new.head
-                standing = {update["update"] for update in state["models"][0]["updates"]}
-                assert set(accepted) <= standing
-                assert len(accepted) == len(set(accepted)) >= 4 * 4
-                assert verified["head"] == head
-                # the same records in a folder: the same ledger
-                shutil.copytree(
-                    tmp_path / "new", tmp_path / "embedded", ignore=shutil.ignore_patterns("peer*", "chain*", "seen")
-                )
-                manifest = json.loads((tmp_path / "new" / "ledger.json").read_text())
-                kept = {key: manifest[key] for key in ("schema", "genesis", "contents")}
-                (tmp_path / "embedded" / "ledger.json").write_text(json.dumps(kept))
-                SqliteLog(tmp_path / "embedded" / RECORDS, create=True).append(
-                    [(each.name, each.data) for each in new.log.read()]
-                )
-                shutil.rmtree(tmp_path / "embedded" / BLOBS)
-                store = BlobFolder(tmp_path / "embedded" / BLOBS)
-                for node in new.dag.nodes.values():
-                    assert store.put(new.blobs.get(node.update.weights, node.update.size)) == node.update.weights
-                embedded = Ledger.load(tmp_path / "embedded")
-                assert not embedded.public
-                assert (embedded.head, embedded.dag.json()) == (head, state)
-                assert embedded.verify().faults == []
-                for node in new.dag.nodes.values():
-                    assert embedded.rows(node).entity.equal(new.rows(node).entity)
-            for name in names:
-                assert len(consortium.noted(name, "fetched")) >= 1
-                with Ledger.load(tmp_path / name / "ledger") as own:
-                    assert (own.head, own.faults) == (head, [])
-        finally:
-            consortium.close()
+                assert set(consortium.published(name)) <= standing
+                taken = {whose[cid] for look in consortium.looks(name) for cid in look["taken"]}
+                assert len(taken - {name}) >= 2  # rows that came from others' peers
+            embed(new, tmp_path / "embedded")
+            embedded = Ledger.load(tmp_path / "embedded")
+            assert not embedded.public
+            assert (embedded.head, embedded.dag.json()) == (head, state)
+            assert embedded.verify().faults == []
+            for node in new.dag.nodes.values():
+                assert embedded.rows(node).entity.equal(new.rows(node).entity)
+        for name in names:
+            with Ledger.load(tmp_path / name / "ledger") as own:
+                assert (own.head, own.faults) == (head, [])
+
+
+def embed(ledger, folder):
+    """The same records and weights in a folder."""
+    shutil.copytree(ledger.folder, folder, ignore=shutil.ignore_patterns("peer*", "chain*", "seen", BLOBS))
+    manifest = json.loads((folder / "ledger.json").read_text())
+    (folder / "ledger.json").write_text(json.dumps({key: manifest[key] for key in ("schema", "genesis", "contents")}))
+    SqliteLog(folder / RECORDS, create=True).append([(each.name, each.data) for each in ledger.log.read()])
+    store = BlobFolder(folder / BLOBS)
+    for node in ledger.dag.nodes.values():
+        assert store.put(ledger.blobs.get(node.update.weights, node.update.size)) == node.update.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["broker", "broker and peers", "chain and peers"])
+def test_the_same_turns_make_the_same_ledger_wherever_it_is(tmp_path, network, monkeypatch):
+    """Four providers take turns, each with a folder of its own: every record and every row, to the bit."""
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    (tmp_path / "folder").mkdir()
+    expected = turns(tmp_path / "folder")
+    assert len(expected[1]) == 3 * 4
+    with contextlib.ExitStack() as opened:
+        if network == "chain and peers":
+            anvil = opened.enter_context(Anvil())
+            who = {each.name: anvil.account(tmp_path / f"{each.name}.account") for each in WHO[:4]}
+            genesis = Record.sign(WHO[0], FIRST).cid
+
+            def log(each):
+                return EvmLog(f"{anvil.place}#0", genesis, account=who[each.name], confirmations=0)
+        else:
+            broker = opened.enter_context(Operated(tmp_path / "broker", roster(), "drugs"))
+
+            def log(each):
+                return Remote(broker.place, each, ca=broker.ca)
+
+        def place(each):
+            return Public(log(each), Swarm()) if network.endswith("peers") else log(each)
+
+        assert turns(tmp_path, place) == expected
+
+
+FIRST = Genesis("drugs", keys=KEYS)
+
+
+def turns(root, place=None):
+    """The ledger's head, and the rows of each update, after three turns of four providers who train privately."""
+    settings = Settings.make({
+        "scorer": {"dim": 4}, "negatives": {"name": "pool", "count": 2, "scope": "vocabulary"},
+        "training": {"epochs": 1, "batch": 256, "device": "cpu"}, "privacy": {"name": "dpsgd", "sigma": 3.0},
+    })  # fmt: skip
+    with contextlib.ExitStack() as opened:
+        ledger = Ledger.begin(root / "0", WHO[0], FIRST, place and place(WHO[0]))
+        ledgers = [opened.enter_context(ledger)]
+        ledger.open_model(WHO[0], Model(ledger.genesis, "drugs", entity=4, relation=4))
+        for n, who in enumerate(WHO[1:4], 1):
+            found = Ledger.join(root / str(n), place(who), ledger.genesis) if place else Ledger.load(root / "0")
+            ledgers.append(opened.enter_context(found))
+        if isinstance(ledger.blobs, Swarm):
+            addresses = [each.blobs.listen()[0] for each in ledgers]
+            for n, each in enumerate(ledgers):
+                (each.folder / "peers").write_text("\n".join(addresses[:n] + addresses[n + 1 :]) + "\n")
+        made = []
+        for n, each in enumerate(ledgers):
+            each.publish_rows = partial(each.publish_rows, reveal=True)  # noise of a seed: none of them claims anything
+            terms = Terms(epochs=1, updates=3, noise="seeded")
+            made.append(Provider(each, "drugs", WHO[n], clinic("demo")[n], settings, terms, number=n))
+        for _ in range(3):
+            for one in made:
+                assert one.step().update is not None
+        ledger.refresh()
+        assert sum(len(node.parents) > 1 for node in ledger.dag.nodes.values()) >= 6  # of others' too
+        return ledger.head, [
+            ledger.blobs.get(node.update.weights, node.update.size) for node in ledger.dag.nodes.values()
+        ]
 
 
 @pytest.mark.slow
 def test_the_commands_on_a_chain_with_peers(tmp_path):
     """From an account to verified weights, with the peer that gives them a process of its own."""
     with Anvil(every=0.5) as anvil:
-        consortium = Consortium(tmp_path, anvil, [WHO[0].name])
+        Consortium(tmp_path, anvil, [WHO[0].name])
         home = tmp_path / WHO[0].name
-        told = json.loads(consortium.tacit("account", "new.account", "--json", cwd=tmp_path))
+        told = json.loads(tacit("ledger", "account", "new.account", "--json", cwd=tmp_path))
         assert told["new"]
-        assert told["address"] in consortium.tacit("account", "new.account", cwd=tmp_path)
+        assert told["address"] in tacit("ledger", "account", "new.account", cwd=tmp_path)
         anvil.node.ask("anvil_setBalance", told["address"], hex(10**20))
-        told = json.loads(consortium.tacit(
-            "init", "ledger", "--key", "own.key", "--open", "--model", "drugs", "--entity", "3", "--log", anvil.place,
-            "--blobs", "ipfs:", "--account", "../new.account", "--confirmations", "1", "--json", cwd=home,
+        told = json.loads(tacit(
+            "ledger", "init", "ledger", "--key", "own.key", "--open", "--model", "drugs", "--entity", "3", "--log",
+            anvil.place, "--blobs", "ipfs:", "--account", "../new.account", "--confirmations", "1", "--json", cwd=home,
         ))  # fmt: skip
         with open(tmp_path / "shared", "w") as said:
             sharing = subprocess.Popen([sys.executable, "-m", "tacit", "ledger", "share", "ledger", "--listen",
@@ -787,19 +819,19 @@ def test_the_commands_on_a_chain_with_peers(tmp_path):
                 ledger.publish_rows(WHO[0], "drugs", rows(tmp_path, 5), CLAIM)
             until(lambda: (tmp_path / "shared").read_text().endswith("\n"))
             [address] = json.loads((tmp_path / "shared").read_text())["addresses"]
-            joined = json.loads(consortium.tacit(
-                "join", "new", "--log", told["log"], "--genesis", told["genesis"], "--confirmations", "1", "--blobs",
-                f"ipfs:{address}", "--json", cwd=tmp_path,
+            joined = json.loads(tacit(
+                "ledger", "join", "new", "--log", told["log"], "--genesis", told["genesis"], "--confirmations", "1",
+                "--blobs", f"ipfs:{address}", "--json", cwd=tmp_path,
             ))  # fmt: skip
             assert joined["places"] == 3
-            lines = consortium.tacit("follow", "new", "--until", "3", "--weights", "--json", cwd=tmp_path).splitlines()
+            lines = tacit("ledger", "follow", "new", "--until", "3", "--weights", "--json", cwd=tmp_path).splitlines()
             assert [json.loads(line)["kind"] for line in lines] == ["genesis", "model", "update"]
             sharing.terminate()
             assert sharing.wait(20) == 143
             # nobody has them any more but who fetched them
-            assert json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path))["faults"] == []
+            assert json.loads(tacit("ledger", "verify", "new", "--json", cwd=tmp_path))["faults"] == []
             shutil.rmtree(tmp_path / "new" / "blobs")
-            faults = json.loads(consortium.tacit("verify", "new", "--json", cwd=tmp_path, code=2))["faults"]
+            faults = json.loads(tacit("ledger", "verify", "new", "--json", cwd=tmp_path, code=2))["faults"]
             assert "did not come: 0 of 1 peers were reached" in faults[0]["reason"]
         finally:
             sharing.kill()

@@ -415,7 +415,6 @@ def test_what_makes_no_sense_is_refused():
     unjudged = replace(PUBLIC, valid=PUBLIC.valid.at(np.zeros(len(PUBLIC.valid), bool)))
     for words, match in (
         ({"wanted": private()}, "leave out privacy.name"),
-        ({"validation": "paid"}, "validation is public or none"),
         ({"validation": "own"}, "validation is public or none"),
         ({"public": marked}, "marked confidential"),
         ({"candidates": marked}, "marked confidential"),

@@ -37,6 +37,7 @@ from tacit.parties import partition
 
 if TYPE_CHECKING:
     from tacit.federation.keys import Identity
+    from tacit.federation.letters import Away
     from tacit.ledger.dag import Branch
     from tacit.ledger.ledger import Ledger
     from tacit.ledger.provider import Look, Provider, Terms
@@ -70,7 +71,7 @@ def provider_start(
         typer.Option(help=f"A check or a mean, may be repeated: {CHECKS} Default: see docs/ledger.md."),
     ] = None,
     validation: Annotated[
-        str | None, typer.Option(help="What decides whether rows are better: own, public, paid or none.")
+        str | None, typer.Option(help="What decides whether rows are better: own, public or none.")
     ] = None,
     trainer: Annotated[
         str,
@@ -134,34 +135,42 @@ def provider_start(
     _check_trainer(local)
     read_manifest(folder)
     who, _ = open_key(key)
-    opened = Ledger.load(folder, None if anchor is None else CID.parse(anchor), who=who)
-    branch = only(opened.dag, model)
-    settings = _settings(local, branch.model)
-    terms = Terms(parents=parents, defence=_defence(defence, DEFAULT), updates=updates, epochs=epochs,
-                  validation=validation)  # type: ignore[arg-type]  # fmt: skip
-    out = out_path or Path("runs") / f"{who.name}-{branch.model.name}"
-    if out.exists() and not (out / CONFIG).is_file():
-        raise TacitError(f"{out} exists already. Choose another --out.")
-    made = _made(local, opened, branch, who, settings, terms)
-    looks: list[Look] = []
+    with Ledger.load(folder, None if anchor is None else CID.parse(anchor), who=who) as opened:
+        branch = only(opened.dag, model)
+        if without_privacy and opened.public:
+            raise TacitError(
+                f"{folder} is on a public network, where anybody can read what is published, for ever. Say how much "
+                "privacy your updates may cost (--epsilon)."
+            )
+        settings = _settings(local, branch.model)
+        terms = Terms(parents=parents, defence=_defence(defence, DEFAULT), updates=updates, epochs=epochs,
+                      validation=validation)  # type: ignore[arg-type]  # fmt: skip
+        out = out_path or Path("runs") / f"{who.name}-{branch.model.name}"
+        if out.exists() and not (out / CONFIG).is_file():
+            raise TacitError(f"{out} exists already. Choose another --out.")
+        made = _made(local, opened, branch, who, settings, terms)
+        looks: list[Look] = []
 
-    def on_look(look: Look) -> None:
-        looks.append(look)
-        if not as_json and look.update is not None:
-            out_ = f", {len(look.left_out)} left out" if look.left_out else ""
-            show.say(f"Published {look.update}, made from {len(look.taken)}{out_}")
+        def on_look(look: Look) -> None:
+            looks.append(look)
+            if not as_json and look.update is not None:
+                out_ = f", {len(look.left_out)} left out" if look.left_out else ""
+                show.say(f"Published {look.update}, made from {len(look.taken)}{out_}")
 
-    with opened:
-        ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience, on_look=on_look)
-    if not as_json:
-        _say(made, ended)
-        return
-    told = {"out": str(out), "model": str(branch.cid), "ended": ended, "published": made.published,
-            "updates": [str(look.update) for look in looks if look.update is not None],
-            "left_out": [{str(cid): why for cid, why in look.left_out.items()} for look in looks]}  # fmt: skip
-    statement = made.statement()
-    about = {name: statement.get(name) for name in ("guarantee", "epsilon", "delta")}
-    print(json.dumps(told | about | {"head": opened.head}))
+        def on_away(error: Away) -> None:
+            show.warn_aside(f"{error} It is tried again.")
+
+        ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience, on_look=on_look,
+                        on_away=on_away)  # fmt: skip
+        if not as_json:
+            _say(made, ended)
+            return
+        told = {"out": str(out), "model": str(branch.cid), "ended": ended, "published": made.published,
+                "updates": [str(look.update) for look in looks if look.update is not None],
+                "left_out": [{str(cid): why for cid, why in look.left_out.items()} for look in looks]}  # fmt: skip
+        statement = made.statement()
+        about = {name: statement.get(name) for name in ("guarantee", "epsilon", "delta")}
+        print(json.dumps(told | about | {"head": opened.head}))
 
 
 def _settings(given: dict[str, Any], rule: Model) -> Settings:

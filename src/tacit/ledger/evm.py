@@ -21,6 +21,7 @@ import re
 import secrets
 import sqlite3
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -127,11 +128,17 @@ class Account:
 
 
 def _packages() -> tuple[Any, Any]:
+    """web3 and eth_account. One of theirs, py_ecc, lets this process nest 100 times as deep as it did, and then deep
+    JSON, which anybody may send, ends it where it should be refused: that is taken back.
+    """
+    deepest = sys.getrecursionlimit()
     try:
         import eth_account
         import web3
     except ImportError:
         raise TacitError('A ledger on a chain needs the package web3: pip install "tacit-kg[evm]"') from None
+    finally:
+        sys.setrecursionlimit(deepest)
     return web3, eth_account
 
 
@@ -188,7 +195,7 @@ class Node:
         while True:
             try:
                 return act()
-            except ValueError as error:  # JSON that is none; some of the kinds below are such, too
+            except (ValueError, RecursionError) as error:  # JSON that is none; some of the kinds below are such, too
                 if not isinstance(error, RequestException):
                     raise Refused(f"{self.name}: whoever answers there is no node of a chain.") from None
                 why: Exception = error

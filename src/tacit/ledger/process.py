@@ -12,6 +12,7 @@ Nothing else has to be kept: what it published stands in the ledger, and it goes
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
+from tacit.federation.letters import Away
 from tacit.folders import PRIVATE, append_line, log_to, new_folder, read_json, seal, write_json
 from tacit.kept import locked
 from tacit.ledger.provider import Look, Provider
 
+LOG = logging.getLogger(__name__)
 SCHEMA, CONFIG, SHAREABLE, LOOKS = "tacit.provider/1", "config.json", "shareable", "looks.jsonl"
 PENDING = "update"
 REST, PATIENCE = 2.0, 60.0
@@ -37,11 +40,13 @@ def provide(
     rest: float = REST,
     patience: float = PATIENCE,
     on_look: Callable[[Look], None] = lambda look: None,
+    on_away: Callable[[Away], None] = lambda error: None,
 ) -> str:
     """Look until all updates are published, the budget is spent or time is up; says which.
 
     A provider trains when another published something since its own last update, or when nobody did for `patience`
-    seconds: to train alone is paid for too.
+    seconds: to train alone is paid for too. A broker or a chain that goes away is awaited as long as there is time; an
+    update that was trained when it did is published when it is back.
     """
     about = provider.about()
     if not (folder / CONFIG).exists():
@@ -58,17 +63,25 @@ def provide(
     began = waited = time.monotonic()
     with locked(folder), log_to(folder):
         provider.pending = folder / PRIVATE / PENDING
-        if (left := provider.publish_pending()) is not None:
-            _note(left, folder)
-            on_look(left)
         _tell(provider, folder)
+        away = False
         while True:
-            if time.monotonic() - began >= 60 * minutes:
+            left = 60 * minutes - (time.monotonic() - began)
+            if left <= 0:
                 return f"{minutes:g} minutes are over"
-            if not provider.news() and time.monotonic() - waited < patience:
-                time.sleep(min(rest, max(0.0, 60 * minutes - (time.monotonic() - began))))
+            try:
+                look = provider.publish_pending()
+                if look is None and (provider.news() or time.monotonic() - waited >= patience):
+                    look = provider.step()
+                away = False
+            except Away as error:
+                if not away:
+                    LOG.warning("%s", error)
+                    on_away(error)
+                look, away = None, True
+            if look is None:
+                time.sleep(min(rest, left))
                 continue
-            look = provider.step()
             waited = time.monotonic()
             provider.shelf.forget([provider.ledger.dag.nodes[cid] for cid in look.taken])
             _note(look, folder)

@@ -4,8 +4,8 @@ One `step` is one look. The same code runs under a virtual clock (`gathering.py`
 a provider has to know when it comes back stands in the ledger.
 
 What a look at others' rows decides is told by the next update, so it may follow from released rows alone: those of
-others, and the own ones as they were published. Validation triples are looked at where nothing is claimed, where they
-are public, or by a noisy sum that is paid for (`Terms.validation`).
+others, and the own ones as they were published. Validation triples are looked at where nothing is claimed, or where
+they are public (`Terms.validation`).
 """
 
 from __future__ import annotations
@@ -76,8 +76,11 @@ class Terms:
     updates, epochs
         How many updates it publishes at most, and the epochs of each after the first. What all of them cost is fixed
         before the first.
-    validation, look_sigma, noise
-        See `tacit.peers.learner.Pairing`. own: for providers that claim nothing.
+    validation
+        What decides whether rows are better: own triples, for providers that claim nothing, and their default; public
+        ones; or none, the default under privacy.
+    noise
+        See `tacit.peers.learner.Pairing`.
     serve
         Whether it stands for committees.
     """
@@ -88,8 +91,7 @@ class Terms:
     gate: Literal["better", "always"] = "better"
     updates: int = 10
     epochs: int = 10
-    validation: Literal["own", "public", "paid", "none"] | None = None
-    look_sigma: float | None = None
+    validation: Literal["own", "public", "none"] | None = None
     noise: Literal["system", "seeded"] = "system"
     serve: bool = True
 
@@ -99,6 +101,8 @@ class Terms:
                 raise BadValue(f"{name} is at least 1, not {getattr(self, name)}")
         if self.gate not in ("better", "always"):
             raise BadValue(f"gate is better or always; not {self.gate!r}")
+        if self.validation not in (None, "own", "public", "none"):
+            raise BadValue(f"validation is own, public or none; not {self.validation!r}")
 
 
 @dataclass(frozen=True)
@@ -246,12 +250,15 @@ class Provider:
                 f"{entity} and {relation}: set scorer.name and scorer.dim to what the model was opened for"
             )
         looks = self.terms.validation
-        if looks == "own" and not settings.privacy.sound:
+        if settings.privacy.sound:
+            if looks == "own":
+                raise BadValue("updates would tell of validation triples: under privacy validation is public or none")
+            looks = looks or "none"
+        elif looks == "own":
             looks = None  # nothing is claimed, and nothing said of what leaves: one's own triples decide
         pairing = Pairing(
-            retrain=self.terms.epochs, trainings=self.terms.updates - 1, validation=looks,
-            look_sigma=self.terms.look_sigma, noise=self.terms.noise,
-        )  # fmt: skip
+            retrain=self.terms.epochs, trainings=self.terms.updates - 1, validation=looks, noise=self.terms.noise
+        )
         self.learner = Learner(number, graph, settings, {}, pairing)
         self.shelf = shelf or Shelf(ledger, chosen_device(settings.training.device))
         self.own: Tables | None = None
@@ -336,7 +343,12 @@ class Provider:
                 )
             except TacitError as error:
                 return Look(ended=str(error))
-        return Begun(*self.take(), charge)
+        try:
+            return Begun(*self.take(), charge)
+        except TacitError:  # nothing was trained: a broker went away, say
+            if charge is not None and self.holding is not None:
+                self.holding.settle(charge.number, ())
+            raise
 
     def end(self, begun: Begun, trained: Trained | None = None) -> Look:
         """Train and publish; `trained`: it was done by someone else."""
@@ -458,7 +470,7 @@ class Provider:
     # -- what it publishes ---------------------------------------------------------------------------------------------
 
     def costs(self) -> Spent:
-        """What the next update releases: the steps of its training, and a look at validation triples where it pays."""
+        """What the next update releases: the steps of its training."""
         return self._costs(self.published, self.published + 1)
 
     def _costs(self, first: int, last: int) -> Spent:
@@ -467,7 +479,7 @@ class Provider:
 
     def released(self, updates: int) -> Spent:
         """What so many updates release, from the first on."""
-        return joined(segment for spent in self.learner.spent_by(updates).values() for segment in spent)
+        return self.learner.spent_by(updates)["train"]
 
     def claim(self, holding: bytes = b"") -> Claim | None:
         """What the next update may claim; None: it is not private."""
@@ -478,8 +490,6 @@ class Provider:
         whose = "of a party's training triples"
         if privacy.has_public:
             whose = "of those marked confidential"
-        if self.learner.validation == "paid":
-            whose += ", or of its validation triples"
         neighbours = f"graphs that differ by {unit}, more or less, over the same names"
         return Claim(self.costs(), f"{unit} {whose}", neighbours, holding)
 
