@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from measure import row, write
 
-from tacit.federation import OwnerMean, Transcript
+from tacit.federation.aggregation import OwnerMean
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secure import Member, Summing, Terms, mask
 from tacit.federation.secured import Secured
+from tacit.federation.transcript import Transcript
 from tacit.federation.transport import InProcess
 from tacit.federation.vocabulary import private_union
 from tacit.graph import Vocab

@@ -5,7 +5,7 @@ python examples/learn_together.py
 
 import tacit
 from tacit.datasets import clinic
-from tacit.federation import Adversary
+from tacit.federation.transcript import Adversary
 
 hospitals = clinic("demo", seed=0)
 runs = {

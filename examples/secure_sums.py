@@ -7,7 +7,7 @@ from typing import Any
 
 import tacit
 from tacit.datasets import clinic
-from tacit.federation import Adversary
+from tacit.federation.transcript import Adversary
 
 hospitals = clinic("small", seed=7)
 common: dict[str, Any] = {

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.clinic import clinic
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federated import FederatedRun, Federation, Together, federate, split_settings
-from tacit.federation import AGGREGATIONS, SERVER, Adversary, CircularMean, OwnerMean, Transcript
-from tacit.federation.aggregation import Result, Share, Shared
-from tacit.federation.messages import Refused
+from tacit.federation.aggregation import AGGREGATIONS, CircularMean, OwnerMean, Result, Share, Shared
+from tacit.federation.messages import SERVER
 from tacit.federation.star import Star
+from tacit.federation.transcript import Adversary, Transcript
 from tacit.folders import PRIVATE
 from tacit.parties import given as given_parties
 from tacit.parties import partition, pool

@@ -14,7 +14,9 @@ with contextlib.suppress(ImportError):  # a GPU box may have no pytest
 
 from tacit.clinic import clinic
 from tacit.evaluation import rank, typed_candidates
-from tacit.federation import OwnerMean, Star, Transcript
+from tacit.federation.aggregation import OwnerMean
+from tacit.federation.star import Star
+from tacit.federation.transcript import Transcript
 from tacit.marking import mark
 from tacit.models import SCORERS
 from tacit.negatives import NEGATIVES, SIDES

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation import keys
 from tacit.federation.keys import (
     Identity,
@@ -40,7 +40,6 @@ from tacit.federation.keys import (
     renew,
     verify,
 )
-from tacit.federation.messages import Refused
 
 KEEPER, NORTH, SOUTH, OTHER = (Identity.new(name) for name in ("keeper", "north", "south", "other"))
 SMALL = Roster.begin(KEEPER).enrol(KEEPER, "north", NORTH.public).enrol(KEEPER, "south", SOUTH.public)

@@ -26,9 +26,8 @@ from ledgers import known
 from tacit import train
 from tacit.cli import app
 from tacit.clinic import clinic
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation.keys import Identity, Roster, make
-from tacit.federation.messages import Refused
 from tacit.ledger import cbor
 from tacit.ledger.blobs import BlobFolder, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, RAW

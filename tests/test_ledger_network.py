@@ -19,11 +19,10 @@ import pytest
 
 pytest.importorskip("nats", reason="the extra nats is not installed")
 from ledgers import CLAIM, KEYS, WHO, Operated, Providers, act, api, known, rewrite, roster, rows, tacit
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation import broker as broker_module
 from tacit.federation.broker import nkey_of
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
 from tacit.ledger import jetstream
 from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR
@@ -402,7 +401,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from ledgers import CLAIM, known, rows
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
+from tacit.errors import Refused
 from tacit.ledger.ledger import Ledger
 home, name = Path(sys.argv[1]), Path(sys.argv[1]).name
 who, accepted = known(name), open(home / "accepted", "a")

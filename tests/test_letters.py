@@ -19,12 +19,12 @@ from tacit import correspondence
 from tacit.clinic import clinic
 from tacit.coordinator import Ask, Coordinator, Stopped
 from tacit.correspondence import Correspondence, attend
-from tacit.errors import TacitError
+from tacit.errors import Refused, TacitError
 from tacit.federated import Plan, federate, split_settings
 from tacit.federation.aggregation import OwnerMean
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Letter
-from tacit.federation.messages import SERVER, Message, Refused
+from tacit.federation.messages import SERVER, Message
 from tacit.federation.secure import SumFailed
 from tacit.federation.secured import Secured
 from tacit.federation.transcript import Transcript

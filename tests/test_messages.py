@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.errors import BadInput, TacitError
-from tacit.federation.messages import KINDS, SERVER, TYPES, Inbox, Message, Refused
+from tacit.errors import BadInput, Refused, TacitError
+from tacit.federation.messages import KINDS, SERVER, TYPES, Inbox, Message
 from tacit.federation.transcript import ROLES, Adversary, Record, Transcript, rounds
 from tacit.graph import Graph
 

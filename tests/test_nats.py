@@ -27,12 +27,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation import broker as broker_module
 from tacit.federation import keys, nats
 from tacit.federation.broker import Broker, certificates, nkey_of, subject
 from tacit.federation.keys import Identity, Roster, verify
-from tacit.federation.messages import Refused
 from tacit.federation.nats import Assembly, Post, pieces
 from tacit.parties import PARTY_NAME
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from strategies import graphs, plain_triples
 from tacit.draws import Purpose, Secret, Stream
-from tacit.errors import BadValue, TacitError
-from tacit.federation.messages import Message, Refused
+from tacit.errors import BadValue, Refused, TacitError
+from tacit.federation.messages import Message
 from tacit.federation.transcript import Transcript
 from tacit.graph import Graph, Split, Vocab
 from tacit.parties import Link, partition

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.errors import Refused
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Box, Letter
-from tacit.federation.messages import Message, Refused
+from tacit.federation.messages import Message
 from tacit.files import write_graph
 from tacit.graph import Graph
 from tacit.models import Tables

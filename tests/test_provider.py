@@ -29,10 +29,9 @@ from tacit.attacks.liars import (
     trapped,
 )
 from tacit.clinic import clinic
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.keys import Identity, make
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.defence import Defence, Pile
 from tacit.ledger.gathering import Gathering, MemoryLedger

@@ -21,9 +21,8 @@ pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
 from ledgers import CLAIM, KEYS, WHO, Operated, Providers, roster, rows, tacit
 from networks import Anvil, Helia, environment, until
 from tacit.clinic import clinic
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
 from tacit.ledger import evm, ipfs, unixfs
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tacit.draws import chacha
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation import shamir
 from tacit.federation.keys import Identity, Roster
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secure import (
     Agreement,
     FixedPoint,

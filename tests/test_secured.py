@@ -17,14 +17,15 @@ import tacit
 from tacit.cli import app
 from tacit.clinic import clinic
 from tacit.draws import Secret
-from tacit.errors import TacitError
+from tacit.errors import Refused, TacitError
 from tacit.federated import FederatedRun, federate
-from tacit.federation import SERVER, CircularMean, OwnerMean, Transcript
+from tacit.federation.aggregation import CircularMean, OwnerMean
 from tacit.federation.keys import Identity, Roster
-from tacit.federation.messages import Refused
+from tacit.federation.messages import SERVER
 from tacit.federation.secure import SumFailed
 from tacit.federation.secured import Secured
 from tacit.federation.star import Star
+from tacit.federation.transcript import Transcript
 from tacit.federation.transport import InProcess
 from tacit.federation.vocabulary import open_union, private_union, usual_bound
 from tacit.graph import Graph, Vocab

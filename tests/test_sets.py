@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tacit.draws import Purpose, Stream, philox
-from tacit.errors import BadValue, TacitError
-from tacit.federation.messages import Refused
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.sets import (
     POINT,
     Intersection,

@@ -28,11 +28,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tacit import __version__
-from tacit.errors import TacitError
+from tacit.errors import Refused, TacitError
 from tacit.evaluation.ranking import Metrics, weighted
 from tacit.federated import Patience, Plan
 from tacit.federation.aggregation import Result
-from tacit.federation.messages import SERVER, VERSION, Message, Refused
+from tacit.federation.messages import SERVER, VERSION, Message
 from tacit.federation.secure import SumFailed
 from tacit.federation.secured import Secured
 from tacit.federation.star import Center, both_ways, checked, shared_by

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tacit.coordinator import Answer, Ask
-from tacit.errors import TacitError
+from tacit.errors import Refused, TacitError
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Away, Letter
-from tacit.federation.messages import Refused
 from tacit.federation.secure import SumFailed
 from tacit.participant import Declined, Lost, Participant
 

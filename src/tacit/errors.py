@@ -30,6 +30,10 @@ class TacitError(Exception):
     """Base of every error that a user can cause and mend. The command line prints it and exits with 2."""
 
 
+class Refused(TacitError):
+    """Something that came from another and is not taken, with the reason."""
+
+
 class BadValue(TacitError, ValueError):
     """An argument out of its range."""
 

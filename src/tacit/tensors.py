@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 
 from tacit.errors import BadInput
 from tacit.folders import sync_folder
@@ -58,7 +57,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 
 def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[Any]:
     arrays = {
-        name: np.asarray(t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t, order="C")
+        name: np.asarray(t.detach().cpu().numpy() if hasattr(t, "detach") else t, order="C")
         for name, t in sorted(tensors.items())
     }
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -106,6 +105,8 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("what stands beside the tensors is not text")
+    import torch
+
     found, expected = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from tacit.errors import BadValue, TacitError
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.errors import BadValue, Refused, TacitError
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.models import Scorer
 from tacit.models.translational import RotatE
 

@@ -34,8 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from tacit.errors import BadValue, TacitError, excerpt
-from tacit.federation.messages import Refused
+from tacit.errors import BadValue, Refused, TacitError, excerpt
 from tacit.folders import sync_folder, write_whole
 from tacit.parties import PARTY_NAME, RESERVED
 

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tacit.errors import TacitError
+from tacit.errors import Refused, TacitError
 from tacit.federation.keys import Identity, Roster
-from tacit.federation.messages import Message, Refused
+from tacit.federation.messages import Message
 
 MAGIC, VERSION = b"tacit-letter", 1
 LARGEST_HEADER = 1 << 24

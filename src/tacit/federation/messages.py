@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tacit.errors import TacitError
+from tacit.errors import Refused
 
 Tensor = Any
 SERVER = -1
@@ -35,10 +35,6 @@ LARGEST_HEADER = 1 << 16
 LARGEST = 1 << 36
 """Bytes of a header and of a whole message that are read at most."""
 MOST_PARTIES, MOST_ROUNDS, MOST_COUNTED = 1 << 20, 1 << 31, 1 << 24
-
-
-class Refused(TacitError):
-    """A message that is not taken, with the reason."""
 
 
 @dataclass(frozen=True)

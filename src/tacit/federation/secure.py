@@ -41,9 +41,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation import shamir
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
 
 Tensor = Any
 Words = np.ndarray

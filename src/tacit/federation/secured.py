@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared
 from tacit.federation.keys import Identity, Roster
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secure import FixedPoint, Member, Summing, Terms, shaped
 from tacit.models import Scorer
 

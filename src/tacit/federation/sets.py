@@ -30,8 +30,7 @@ import rbcl
 from numpy.typing import NDArray
 
 from tacit.draws import below, philox
-from tacit.errors import BadValue, TacitError
-from tacit.federation.messages import Refused
+from tacit.errors import BadValue, Refused, TacitError
 
 # rbcl unpacks libsodium into a temporary file, loads it, and leaves it lying there. Once loaded it is not needed.
 with suppress(AttributeError, OSError):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from tacit.draws import Purpose, Stream
-from tacit.errors import BadValue, TacitError
+from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.aggregation import Aggregation, Part, Result, Share, Shared, located
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secured import Secured
 from tacit.federation.transcript import GIVE, Transcript
 from tacit.federation.transport import InProcess, Talk

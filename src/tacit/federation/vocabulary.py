@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tacit.errors import BadInput, TacitError
+from tacit.errors import BadInput, Refused, TacitError
 from tacit.federation.aggregation import Part
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secure import Member, SumFailed, Summing, Words
 from tacit.federation.transport import InProcess, Talk
 from tacit.graph import Graph, Vocab

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tacit.errors import BadInput, TacitError
-from tacit.federation.messages import Refused
+from tacit.errors import BadInput, Refused, TacitError
 from tacit.folders import sync_folder, write_whole
 from tacit.graph import name_fault
 from tacit.ledger.cbor import CID, RAW

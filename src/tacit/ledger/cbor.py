@@ -15,8 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from tacit.errors import BadValue, excerpt
-from tacit.federation.messages import Refused
+from tacit.errors import BadValue, Refused, excerpt
 
 Value = Any
 """None, bool, int, float, str, bytes, CID, or lists and dicts (with text keys) of these."""

@@ -23,8 +23,8 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
+from tacit.errors import Refused
 from tacit.federation.keys import Identity, fingerprint
-from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.record import MOST_BATCHES, Beacon, Model, Verdict
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tacit.errors import TacitError, excerpt
+from tacit.errors import Refused, TacitError, excerpt
 from tacit.federation.keys import fingerprint
-from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID
 from tacit.ledger.committee import Committee, Outcome
 from tacit.ledger.record import Beacon, Genesis, Model, Record, Revocation, Update, Verdict

@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tacit.errors import BadInput, BadValue, TacitError, excerpt
+from tacit.errors import BadInput, BadValue, Refused, TacitError, excerpt
 from tacit.federation.keys import write_new
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
 from tacit.ledger.cbor import CID, DAG_CBOR, decode, encode
 from tacit.ledger.log import Entry
 

@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tacit.errors import BadValue
+from tacit.errors import BadValue, Refused
 from tacit.federation.keys import Identity
-from tacit.federation.messages import Refused
 from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID
 from tacit.ledger.ledger import Ledger

@@ -21,9 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacit.errors import BadValue, TacitError, excerpt
+from tacit.errors import BadValue, Refused, TacitError, excerpt
 from tacit.federation.keys import write_new
-from tacit.federation.messages import Refused
 from tacit.folders import write_whole
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, RAW

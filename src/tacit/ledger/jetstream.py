@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacit.errors import BadInput, BadValue, TacitError, excerpt
+from tacit.errors import BadInput, BadValue, Refused, TacitError, excerpt
 from tacit.federation.broker import Broker, inbox
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Away
-from tacit.federation.messages import Refused
 from tacit.federation.nats import Broken, Line
 from tacit.folders import write_whole
 from tacit.ledger.blobs import Withheld

@@ -26,9 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tacit.errors import BadInput, TacitError, excerpt
+from tacit.errors import BadInput, Refused, TacitError, excerpt
 from tacit.federation.keys import Identity
-from tacit.federation.messages import Refused
 from tacit.folders import new_folder, read_json, seal
 from tacit.ledger.blobs import BlobFolder, Blobs, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR

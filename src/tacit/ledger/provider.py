@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from tacit.draws import Purpose, Stream
-from tacit.errors import BadInput, BadValue, TacitError
+from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation.keys import Identity
-from tacit.federation.messages import Refused
 from tacit.folders import sync_folder, write_whole
 from tacit.graph import Graph, Vocab
 from tacit.ledger.blobs import Rows, Withheld

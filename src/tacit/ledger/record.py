@@ -20,9 +20,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
-from tacit.errors import TacitError, excerpt
+from tacit.errors import Refused, TacitError, excerpt
 from tacit.federation.keys import Identity, verify
-from tacit.federation.messages import Refused
 from tacit.graph import name_fault
 from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW, decode, encode
 from tacit.privacy.events import Segment, Spent

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tacit.federation.messages import Refused
+from tacit.errors import Refused
 from tacit.ledger.cbor import CID, DAG_PB, RAW
 
 LEAF, WIDTH = 1 << 20, 1 << 10

@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tacit.errors import TacitError, excerpt
+from tacit.errors import Refused, TacitError, excerpt
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Away, Box, Letter
-from tacit.federation.messages import VERSION, Inbox, Message, Refused
+from tacit.federation.messages import VERSION, Inbox, Message
 from tacit.federation.transcript import Transcript
 from tacit.federation.transport import Talk, going
 from tacit.folders import log_to

@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 import torch
 
-from tacit.errors import TacitError
-from tacit.federation.messages import Inbox, Message, Refused
+from tacit.errors import Refused, TacitError
+from tacit.federation.messages import Inbox, Message
 from tacit.models import Tables
 from tacit.models.tables import LARGEST_VALUE
 from tacit.peers.learner import Learner, Trained, Use, Virtual

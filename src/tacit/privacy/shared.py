@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tacit.draws import Secret
-from tacit.errors import TacitError
-from tacit.federation.messages import SERVER, Inbox, Message, Refused
+from tacit.errors import Refused, TacitError
+from tacit.federation.messages import SERVER, Inbox, Message
 from tacit.federation.secure import FixedPoint, Member, Summing
 from tacit.federation.secured import Secured
 from tacit.federation.transport import InProcess, Talk
