@@ -176,6 +176,22 @@ def test_a11_and_a12():
     assert epsilon([Segment(SampledCurve(0.01, 1.125), 1000)], DELTA) == pytest.approx(7.3363, abs=1e-3)
 
 
+@given(st.floats(0.3, 20), st.floats(1e-5, 1), st.integers(1, 2000))
+@settings(max_examples=15)
+def test_losses_of_samples_are_those_of_dp_accounting(sigma, rate, count):
+    """The slow way, which asks for one point after another: one release, and many."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    slow = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=1e-3)
+    fast = accountant.sampled_losses(sigma, rate, 1e-3)
+    points = np.linspace(-1, 3, 41)
+    for many in (1, count):
+        found, wanted = (np.array(each.self_compose(many).get_delta_for_epsilon(points)) for each in (fast, slow))
+        assert found == pytest.approx(wanted, rel=1e-7, abs=1e-9)
+    found, wanted = (each.self_compose(count).get_epsilon_for_delta(1e-5) for each in (fast, slow))
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def test_a13():
     sigma = noise_for(Target(1, DELTA), lambda sigma: sampled(0.01, sigma, 1000))
     assert sigma == pytest.approx(1.4146, abs=0.005)

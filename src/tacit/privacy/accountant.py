@@ -83,30 +83,61 @@ def losses_are_known(spent: Spent, delta: float, group: int = 1) -> bool:
 
 def by_losses(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
     """Epsilon by the distribution of privacy losses: sums with normal noise, sampled or not."""
-    from dp_accounting.pld import pld_privacy_accountant
-
-    interval = INTERVAL if group == 1 else MIXED_INTERVAL
-    accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=interval)
+    whole = None
     for segment in joined(segments):
         if isinstance(segment.event, SampledCurve):
             raise CannotAccount("the distribution of privacy losses of a curve is not known")
-        accountant.compose(_composed(segment, group))
-    return float(accountant.get_epsilon(delta))
+        made = _losses(segment, group)
+        whole = made if whole is None else whole.compose(made)
+    return 0.0 if whole is None else float(whole.get_epsilon_for_delta(delta))
 
 
-def _composed(segment: Segment, group: int = 1) -> Any:
-    from dp_accounting import dp_event
+def _losses(segment: Segment, group: int) -> Any:
+    """The distribution of privacy losses of so many releases."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
     event: Any = segment.event
-    if isinstance(event, Gaussian):
-        made: Any = dp_event.GaussianDpEvent(event.sigma / group)
-    elif group == 1:
-        made = dp_event.PoissonSampledDpEvent(event.rate, dp_event.GaussianDpEvent(event.sigma))
-    else:  # of the group's triples, 0 to all may be in the batch
-        many = range(group + 1)
-        chances = [math.comb(group, k) * event.rate**k * (1 - event.rate) ** (group - k) for k in many]
-        made = dp_event.MixtureOfGaussiansDpEvent(event.sigma, [float(k) for k in many], chances)
-    return dp_event.SelfComposedDpEvent(made, segment.count)
+    if isinstance(event, Gaussian):  # many are one, of less noise
+        sigma, interval = event.sigma / (group * math.sqrt(segment.count)), INTERVAL if group == 1 else MIXED_INTERVAL
+        return pld.from_gaussian_mechanism(sigma, value_discretization_interval=interval)
+    if group == 1:
+        return sampled_losses(event.sigma, event.rate, INTERVAL).self_compose(segment.count)
+    many = range(group + 1)  # of the group's triples, 0 to all may be in the batch
+    chances = [math.comb(group, k) * event.rate**k * (1 - event.rate) ** (group - k) for k in many]
+    return pld.from_mixture_gaussian_mechanism(
+        event.sigma, [float(k) for k in many], chances, value_discretization_interval=MIXED_INTERVAL
+    ).self_compose(segment.count)
+
+
+def sampled_losses(sigma: float, rate: float, interval: float) -> Any:
+    """The distribution of the privacy losses of a sampled sum with normal noise, on a grid.
+
+    It is what dp_accounting's `from_gaussian_mechanism` makes, with the losses of all points at once: that asks for a
+    million of them, one by one. A loss that sampling makes smaller belongs to a larger one without sampling, at the
+    same place; the divergence there is in closed form (Doroshenko et al. 2022, connect the dots).
+    """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    if rate == 1:
+        return pld.from_gaussian_mechanism(sigma, value_discretization_interval=interval)
+    made, furthest = [], math.log1p(-rate)
+    for kind, sign in ((AdjacencyType.REMOVE, 1.0), (AdjacencyType.ADD, -1.0)):
+        known = GaussianPrivacyLoss(sigma, sampling_prob=rate, adjacency_type=kind)
+        bounds = known.connect_dots_bounds()
+        first, last = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+        points = np.arange(first, last + 1) * interval
+        reached = sign * points > furthest
+        deltas = np.where(reached, 0.0, -np.expm1(points) if sign > 0 else 0.0)
+        inside = points[reached]
+        scaled = sign * inside - math.log(rate)
+        with np.errstate(divide="ignore"):  # at the very end of what is reached the place is infinite
+            alone = sign * (scaled + np.log1p(-np.exp(furthest - math.log(rate) - scaled)))
+        places = (-0.5 if sign > 0 else 0.5) - alone * sigma**2
+        deltas[reached] = known.mu_upper_cdf(places) - np.exp(inside + known.mu_lower_log_cdf(places))
+        made.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, np.clip(deltas, 0, 1)))
+    return pld.PrivacyLossDistribution(*made)
 
 
 def by_renyi(segments: Sequence[Segment], delta: float, *, group: int = 1) -> float:
@@ -162,6 +193,7 @@ def curve(segments: Sequence[Segment], *, orders: Sequence[float] = ORDERS, grou
 
 @lru_cache(maxsize=4096)
 def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float, ...]:
+    from dp_accounting import dp_event
     from dp_accounting.rdp import rdp_privacy_accountant
 
     if isinstance(event, Gaussian):
@@ -174,7 +206,8 @@ def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float
         logger.setLevel(logging.ERROR)  # it warns of every order that it leaves out; such an order is infinite here
         try:
             accountant = rdp_privacy_accountant.RdpAccountant(orders=list(orders))
-            accountant.compose(_composed(Segment(event)))
+            noisy = dp_event.GaussianDpEvent(event.sigma)
+            accountant.compose(dp_event.PoissonSampledDpEvent(event.rate, noisy))
         finally:
             logger.setLevel(level)
         found = np.asarray(accountant._rdp, float)
