@@ -470,6 +470,9 @@ class Slow:
     def __init__(self, file): self.file = file
     def __enter__(self): return self
     def __exit__(self, *error): return self.file.__exit__(*error)
+    def writelines(self, pieces):
+        for piece in pieces:
+            self.write(piece)
     def __getattr__(self, name):
         return deadly(getattr(self.file, name)) if name in ("write", "flush") else getattr(self.file, name)
 
