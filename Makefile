@@ -31,7 +31,7 @@ test: setup lint ## everything that must pass: lint, types, tests, the wheel in 
 	$(MAKE) --no-print-directory wheel
 
 quick: setup   ## the short loop: tests that take no time
-	$(BIN)/pytest -m 'not slow and not full' -n 2 $(PYTEST_FLAGS)
+	$(BIN)/pytest --quick -m 'not slow and not full' -n 2 $(PYTEST_FLAGS)
 
 full: setup lint ## the long tests too; the result is kept
 	$(BIN)/pytest --result=benchmarks/results/full.json -n 2 $(PYTEST_FLAGS)

@@ -21,14 +21,17 @@ ROOT = Path(__file__).parent.parent
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=15)
 
 
 def pytest_addoption(parser):
     parser.addoption("--result", default=None, help="write counts, time and environment of this run to a JSON file")
+    parser.addoption("--quick", action="store_true", help="few examples of each property")
 
 
 def pytest_configure(config):
-    hypothesis.settings.load_profile("full" if config.getoption("--result") else "default")  # workers of xdist, too
+    profile = "full" if config.getoption("--result") else "quick" if config.getoption("--quick") else "default"
+    hypothesis.settings.load_profile(profile)  # workers of xdist, too
     config.started = time.time()
 
 

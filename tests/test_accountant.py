@@ -176,6 +176,7 @@ def test_a11_and_a12():
     assert epsilon([Segment(SampledCurve(0.01, 1.125), 1000)], DELTA) == pytest.approx(7.3363, abs=1e-3)
 
 
+@pytest.mark.slow
 @given(st.floats(0.3, 20), st.floats(1e-5, 1), st.integers(1, 2000))
 @settings(max_examples=15)
 def test_losses_of_samples_are_those_of_dp_accounting(sigma, rate, count):
@@ -424,6 +425,7 @@ def test_epsilon_is_monotone(rate, sigma, count, more, delta):
     assert epsilon(sampled(rate, sigma, count), delta / more) >= found
 
 
+@pytest.mark.slow
 @given(st.sampled_from([0.001, 0.01, 0.1, 0.5]), sigmas, st.floats(1.01, 2), st.integers(1, 1000))
 def test_renyi_epsilon_is_monotone_in_the_rate(rate, sigma, more, count):
     low, high = curve(sampled(rate, sigma, count)), curve(sampled(min(1.0, rate * more), sigma, count))
@@ -445,6 +447,7 @@ def test_joined_does_not_depend_on_order_or_pieces(some, random):
     np.testing.assert_array_equal(curve(shuffled), curve(some))
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.builds(Segment, gaussians, st.integers(1, 20)), min_size=1, max_size=4))
 def test_normal_noise_composes_exactly(some):
@@ -474,6 +477,7 @@ def test_too_little_noise_has_no_epsilon_by_losses_of_a_curve():
 # -- groups and holders ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.floats(1, 20), st.integers(1, 6), st.integers(1, 10))
 def test_a_group_without_sampling_is_a_larger_sensitivity(sigma, group, count):
@@ -645,6 +649,7 @@ def test_noise_holds_and_less_does_not(wanted, count, delta):
     assert exact_epsilon(count**0.5 / (0.99 * sigma), delta) > wanted
 
 
+@pytest.mark.slow
 def test_noise_for_what_comes_after_other_releases():
     before = (Segment(Gaussian(2)),)
     target = Target(3, DELTA, before)
@@ -661,6 +666,7 @@ def test_counts_hold_and_more_do_not():
     assert epsilon(sampled(0.01, 1, found), DELTA) <= 2 < epsilon(sampled(0.01, 1, math.ceil(found * 1.002) + 1), DELTA)
 
 
+@pytest.mark.slow
 def test_counts_at_the_ends():
     target = Target(1, DELTA)
     assert count_for(target, lambda n: [Segment(Gaussian(1), n)]) == 0
@@ -801,6 +807,7 @@ def test_the_orders_are_the_documented_ones():
     assert accountant.FACTOR == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(st.integers(2, 4), st.floats(1.0, 4.0))
 def test_what_several_hold_costs_each_of_them(holders, sigma):

@@ -212,6 +212,7 @@ def test_json_survives_a_round_trip(plain):
 # -- audits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_audit_is_the_same_on_a_run_and_on_its_folder(tmp_path):
     simulated = combine({"training": {"device": "cpu"}}, COUNTS, {"privacy": {"noise": "seeded"}})
     run = tacit.train(SMALL[0], settings=simulated, out=tmp_path / "run")
@@ -227,6 +228,7 @@ def test_an_audit_is_the_same_on_a_run_and_on_its_folder(tmp_path):
         tacit.audit(run, party="somebody")
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_federation_is_of_one_party(tmp_path):
     run = tacit.federate(SMALL, "private_fede", settings=combine(QUICK, COUNTS))
     found = tacit.audit(run, party=SMALL.names[1], canaries=100, guesses=20, seed=1)
@@ -242,6 +244,7 @@ def test_an_audit_of_a_federation_is_of_one_party(tmp_path):
 # -- what a run says of itself -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_epsilons_are_claimed_by_party_and_only_where_there_is_a_guarantee(plain):
     run = tacit.federate(SMALL, "private_fede", settings=combine(QUICK, COUNTS))
     assert list(run.epsilons) == list(SMALL.names)
@@ -264,6 +267,7 @@ def test_a_federation_predicts_by_party(plain):
         plain.predict("nobody", **asked)
 
 
+@pytest.mark.slow
 def test_runs_have_a_line_of_their_own(plain):
     assert repr(plain) == (f"FederatedRun(fede, 3 parties, TransE, dim 8, not private, test MRR "
                            f"{plain.metrics['test'].mrr:.3f})")  # fmt: skip

@@ -382,6 +382,7 @@ def test_candidates_are_found_by_name(one, two):
     assert (candidates.at(two.entities, None)[:, 1] == -1).all()
 
 
+@pytest.mark.slow
 def test_canaries_differ_in_nothing_but_membership():
     """Relation, and how often head and tail occur, tell members of no canaries from others; of `existing` they do."""
     own = SMALL[ADVERSARY]

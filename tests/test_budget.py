@@ -108,6 +108,7 @@ def test_nothing_beyond_the_cap(home, held):
         held.reserve([share(0.01)], run="c")
 
 
+@pytest.mark.slow
 def test_the_noise_that_limits_allow_can_be_reserved(held):
     for _ in range(3):
         left = held.left()

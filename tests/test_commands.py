@@ -48,6 +48,7 @@ def test_train_keeps_a_run_and_says_what_it_is_worth(tmp_path):
     assert "finished already" in tacit("train", "--resume", tmp_path / "b", code=2).stderr
 
 
+@pytest.mark.slow
 def test_flags_config_and_set_are_the_same_keys(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(
@@ -92,6 +93,7 @@ def test_wrong_input_is_one_message_and_nothing_written(tmp_path, mistaken, argu
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_wrong_toml_says_where(tmp_path):
     (tmp_path / "c.toml").write_text("[scorer\n")
     assert "line 1" in tacit("train", "clinic-small", "--pool", "--config", tmp_path / "c.toml", code=2).stderr

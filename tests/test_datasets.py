@@ -28,6 +28,7 @@ def test_unseen_rows_of_benchmarks(public_data, name):
     assert tuple(inspect(load(name, public_data)).unseen_rows.values()) == UNSEEN[name]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_leakage_that_fb15k_is_known_for_is_found(public_data):
     assert inspect(load("fb15k", public_data)).exposed["test"] > 0.7 * 59_071

@@ -291,6 +291,7 @@ def test_examples_run(example, tmp_path):
     assert len(example.read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs(tmp_path):
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     hospital(tmp_path)
@@ -383,6 +384,7 @@ def test_the_pictures_of_threats_are_those_that_the_program_draws(monkeypatch):
             assert max(map(len, box.lines)) <= 33, f"{name}: {box.name} is too wide"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "kinds", "settings"),
     [

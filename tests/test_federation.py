@@ -364,6 +364,7 @@ def test_the_commands_help_names_every_recipe():
     assert tuple(RECIPES) == RECIPE_NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_trains_and_says_what_it_measured(recipe):
     events = []

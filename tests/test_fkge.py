@@ -271,6 +271,7 @@ def reproduce_one(cell):
     return peers_cell(cell, load(cell, None))
 
 
+@pytest.mark.slow
 def test_sound_cells_state_what_they_would_cost(tmp_path):
     text = QUICK.format(settings='["sound", "continued"]', more="") + (
         '\n[privacy]\nname = "dpsgd"\nsigma = 2.0\nnoise = "seeded"\n'
@@ -331,6 +332,7 @@ def test_pairing_without_peers_is_refused(cells):
         read_cells(cells, "quick")
 
 
+@pytest.mark.slow
 def test_the_project_s_cells_are_whole(monkeypatch):
     monkeypatch.chdir(HOME)
     cells = read_cells(None, "fkge")

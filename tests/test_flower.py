@@ -256,6 +256,7 @@ def by_grid(here, wanted, grid, seconds=60.0, **options):
     return one, letters, post
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quickly")
 @pytest.mark.parametrize("kind", ["quiet", "lost", "errors", "forged"])
 def test_a_federation_over_a_grid_learns_what_it_would_in_one_process(here, kind):

@@ -781,6 +781,7 @@ def named(kind, text, data):
     return (str(CID.of(data, DAG_CBOR)) if kind == "chain" else text), data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOGS)
 def test_every_log_keeps_the_order_and_adds_all_or_nothing(tmp_path, kind):
     with LOGS[kind](tmp_path) as opened:
@@ -854,6 +855,7 @@ def _write(path, tag, barrier):
         log.append([(f"{tag}{n}", b"x"), (f"{tag}{n}'", b"y")])
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_log(tmp_path):
     log = SqliteLog(tmp_path / "log", create=True)
     context = multiprocessing.get_context("spawn")

@@ -84,6 +84,7 @@ def test_addresses_that_are_none(address):
         Remote(address, WHO[0])
 
 
+@pytest.mark.slow
 def test_a_place_without_a_ledger(broker):
     with remote(broker) as found:
         with pytest.raises(TacitError, match="There is no ledger 'drugs' at the broker"):
@@ -365,6 +366,7 @@ def test_another_genesis_is_not_joined(broker, ledger, tmp_path):
 # -- who goes away -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_has_all_that_it_confirmed(broker, ledger, tmp_path):
     os.kill(broker._process.pid, signal.SIGKILL)
     broker._process.wait()

@@ -163,6 +163,7 @@ def test_secure_sums_by_letters(tmp_path, names):
         assert all(len(ids) == 0 for ids in one.center.places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "privacy",
     [
@@ -192,6 +193,7 @@ def test_private_training_by_letters(tmp_path, privacy, secure):
             assert run.claim["simulated_epsilon"] <= privacy["epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_letters_that_are_lost_doubled_late_or_spoilt_change_nothing(tmp_path, seed):
     draw, late = random.Random(seed), []
@@ -221,6 +223,7 @@ def test_letters_that_are_lost_doubled_late_or_spoilt_change_nothing(tmp_path, s
     check_the_same(tmp_path, one, wanted)
 
 
+@pytest.mark.slow
 def test_what_a_party_does_not_agree_to_is_said_with_the_difference(tmp_path):
     street, wanted = Street(), plan("fede")
     other = plan("fede", scorer={"dim": 8, "name": "rotate"}, training={"batch": 64, "device": "cpu"})

@@ -346,7 +346,7 @@ WRONG = {
         f"{VOTES} --public graph.tsv": "is the private graph itself",
         f"{VOTES} --public clinic-small": "holds 3 parties",
         f"{VOTES} --public public.tsv --teachers 1": "--teachers",
-        f"{VOTES} --public public.tsv --votes 100000": "ask fewer",
+        f"{VOTES} --public public.tsv --votes 30000": "ask fewer",
         f"{VOTES} --public public.tsv --candidates other.tsv": "a name that the public graph does not have",
         f"{VOTES} --public public.tsv --candidates public.tsv": "there are 0 questions",
         f"{VOTES} --public public.tsv --validation own": "validation is public or none",

@@ -477,6 +477,7 @@ def test_who_does_not_log_in_gets_nowhere(broker):
         assert "'Authorization Violation'" in raw(broker, None, subscribes(">"), **login)[-1]
 
 
+@pytest.mark.slow
 @real
 def test_a_plaintext_client_hears_nothing(broker):
     with socket.create_connection(("127.0.0.1", broker.port), timeout=10) as connection:
@@ -647,6 +648,7 @@ def test_without_its_coordinator_a_broker_stops(broker):
         assert north.receive(0.1) is None
 
 
+@pytest.mark.slow
 @real
 def test_letters_flow_again_when_the_broker_is_back(broker, capfd):
     letter = os.urandom(1_000_000)
@@ -678,6 +680,7 @@ def test_letters_flow_again_when_the_broker_is_back(broker, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @real
 def test_a_connection_that_breaks_in_the_middle_of_a_letter(broker):
     letter = os.urandom(30_000_000)
@@ -719,6 +722,7 @@ def test_sending_without_a_broker_is_an_error_after_a_while(broker):
         post(broker, NORTH, patience=0.3)
 
 
+@pytest.mark.slow
 @real
 def test_another_certificate_in_the_middle_is_not_believed_and_not_the_end(broker, caplog):
     with posts(broker, HUB, NORTH, patience=1.5) as (hub, north):
@@ -798,6 +802,7 @@ def test_closing_while_letters_are_being_sent(broker):
     assert set(threading.enumerate()) == before
 
 
+@pytest.mark.slow
 @real
 def test_a_broker_that_hangs_does_not_keep_us(broker):
     north = post(broker, NORTH, patience=0.5)

@@ -252,6 +252,7 @@ def test_the_claim_is_of_the_audited_training():
     assert audited(wanted, delta=1e-3).claimed < found.claimed
 
 
+@pytest.mark.slow
 def test_noise_that_is_not_known_yet_is_solved_for_the_audited_training():
     assert audited(settings_of("marginals", {"epsilon": 4.0})).claimed == pytest.approx(4.0, rel=0.02)
 
@@ -526,6 +527,7 @@ def invoked(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_the_command_audits_a_run_and_keeps_what_it_found(tmp_path):
     create(GRAPH, settings_of("marginals"), tmp_path / "run")  # not finished
     shown = tacit("audit", tmp_path / "run", *FEW)

@@ -27,7 +27,8 @@ from tacit.peers.learner import vector_widths
 from tacit.peers.meeting import united
 from tacit.peers.ppat import Critics, Direct, Generator, Voted, batches, csls, divided, nearness, procrustes, scale_of
 from tacit.privacy.accountant import epsilon
-from tacit.privacy.events import Gaussian, Segment
+from tacit.privacy.audit import audit_step
+from tacit.privacy.events import Gaussian, Sampled, Segment
 from tacit.privacy.pate import GaussianVotes, LaplaceVotes, by_moments, moment
 from tacit.settings import Settings
 from tacit.training import Diverged
@@ -82,7 +83,8 @@ def test_votes_without_noise_are_the_majority_and_are_counted(ayes, teachers):
 
 @pytest.mark.parametrize(("ayes", "right"), [(4, 0.550), (3, 0.526)])
 def test_laplace_noise_of_scale_20_all_but_drowns_four_teachers(ayes, right):
-    labels = LaplaceVotes(20.0, stream()).labels(torch.full((200_000,), ayes), 4)
+    votes = LaplaceVotes(20.0, stream())
+    labels = torch.cat([votes.labels(torch.full((2_000,), ayes), 4) for _ in range(100)])
     assert float(labels.double().mean()) == pytest.approx(right, abs=0.004)
 
 
@@ -590,6 +592,16 @@ def test_sound_mode_claims_what_was_fixed_in_advance():
         assert said["guarantee"] == "differential privacy"
         assert said["epsilon"] == max(epsilon(each, 1e-5) for each in reserved.values())
         assert int(learner.fit.cohort.steps[0]) == sum(s.count for s in spent["train"])
+
+
+@pytest.mark.slow
+def test_the_steps_that_make_a_clients_rows_stand_the_audit():
+    """All that a client sends follows from its rows, and these from the steps of its training."""
+    client = meet(PARTIES, wanted(private=True), replace(SOUND, noise="system", trainings=1)).peers[1].learner
+    found = audit_step(client.settings.privacy, runs=2_000, kind=type(client.fit.private))
+    assert not found.violated, found
+    assert found.lower_bound > 0.1, found  # the adversary is not blind
+    assert client.spent()["train"][0].event == Sampled(client.fit.private.rates[0], (2.0,))
 
 
 @pytest.mark.parametrize(("own", "votes"), [("seeded", "system"), ("system", "seeded")])

@@ -202,6 +202,7 @@ KILLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(KILLS)
 def test_peers_that_are_killed_anywhere_go_on(tmp_path_factory, kills):
@@ -210,6 +211,7 @@ def test_peers_that_are_killed_anywhere_go_on(tmp_path_factory, kills):
     assert check_books(meeting) > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(KILLS)
 def test_so_do_peers_that_pay(tmp_path_factory, kills):
@@ -430,6 +432,7 @@ def test_rows_of_links_are_what_links_are_to_who_has_both_graphs(pairs):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_meeting_by_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_parties(PARTIES, "parties")

@@ -135,6 +135,7 @@ def messages(folder):
     return [Message.decode(path.read_bytes()) for path in sorted((folder / "private/messages").glob("0*"))]
 
 
+@pytest.mark.slow
 def test_guests_meet_and_part(tmp_path):
     mail = Mail()
     found = guests(tmp_path, mail, parties=LONG)  # short names stand in random bytes by chance
@@ -159,6 +160,7 @@ def test_guests_meet_and_part(tmp_path):
     assert not any(piece in data for _, _, data in mail.seen for piece in pieces), "who carries letters reads rows"
 
 
+@pytest.mark.slow
 def test_letters_that_are_lost_doubled_and_spoilt_stop_nobody(tmp_path):
     mail, count, old = Mail(), iter(range(10**9)), []
 
@@ -181,6 +183,7 @@ def test_letters_that_are_lost_doubled_and_spoilt_stop_nobody(tmp_path):
     check_books(tmp_path, lossy=True)
 
 
+@pytest.mark.slow
 def test_who_means_something_else_or_never_comes_is_left_out(tmp_path):
     mail, odd = Mail(), Pairing(mode="published", ppat=PPAT(epochs=9), retrain=2, trainings=2, within=4.0)
     found = guests(tmp_path, mail, pairings={"east": odd}, wait=3.0,
@@ -194,6 +197,7 @@ def test_who_means_something_else_or_never_comes_is_left_out(tmp_path):
     assert "Nobody came to trial" in str(together(alone)["north"])
 
 
+@pytest.mark.slow
 def test_sound_peers_and_a_host_that_votes(tmp_path):
     """Two train privately; the third votes, and nothing but votes leaves it: no offer, no row."""
     mail, found = Mail(), {}
@@ -219,6 +223,7 @@ def test_sound_peers_and_a_host_that_votes(tmp_path):
     assert counts["votes"] <= found["north"].peer.learner.votes.most
 
 
+@pytest.mark.slow
 def test_who_comes_late_takes_part(tmp_path):
     import threading
 
@@ -236,6 +241,7 @@ def test_who_comes_late_takes_part(tmp_path):
     assert {"offer", "invite", "generated"} <= kinds
 
 
+@pytest.mark.slow
 def test_nothing_new_is_begun_when_time_is_up(tmp_path):
     """The clock of one peer stands at its end after the first training: it keeps that, and leaves."""
     found = guests(tmp_path, Mail(), pairing=replace(QUICK, trainings=50, patience=50, within=3.0))
@@ -257,6 +263,7 @@ def test_nothing_new_is_begun_when_time_is_up(tmp_path):
     assert [json.loads(line)["what"] for line in history if "score" in json.loads(line)] == ["first"]
 
 
+@pytest.mark.slow
 def test_links_instead_of_names(tmp_path):
     parties = [ring(24), ring(20), ring(16)]
     links = [("north", f"e{i:02d}", "south", f"e{i:02d}", "entity") for i in range(10)]

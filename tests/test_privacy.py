@@ -400,6 +400,7 @@ def test_wrong_settings_are_refused(privacy):
         Settings.make({"privacy": privacy})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in PRIVATIZERS.items() if kind.sound])
 def test_what_is_claimed_is_what_was_asked_for(name):
     graph = replace(GRAPH, train=replace(GRAPH.train, confidential=np.arange(len(GRAPH.train)) % 2 == 0))
@@ -413,6 +414,7 @@ def test_what_is_claimed_is_what_was_asked_for(name):
     assert statement(open_, releases(open_, [graph]))["epsilon"] == claim["simulated_epsilon"]
 
 
+@pytest.mark.slow
 def test_a_private_run_keeps_its_last_rows_and_shares_them(tmp_path):
     run = train(pool(clinic("small")), out=tmp_path / "run", settings=BASE, privacy="dpsgd", epsilon=8.0)
     assert run.epsilon is not None
@@ -424,6 +426,7 @@ def test_a_private_run_keeps_its_last_rows_and_shares_them(tmp_path):
     assert torch.equal(again.model.tables.entity, run.model.tables.entity)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, 3])
 def test_what_was_interrupted_costs_more(tmp_path, steps):
     """From where it goes on to what it may have reached: saved at 4, not beyond the next checkpoint."""
@@ -446,6 +449,7 @@ def test_what_was_interrupted_costs_more(tmp_path, steps):
     assert run.epsilon > Run(run.settings, GRAPH).epsilon
 
 
+@pytest.mark.slow
 def test_positions_that_were_cut_off_are_none(tmp_path):
     from tacit.run import create, note, positions
 
@@ -484,6 +488,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home" / "holdings"
 
 
+@pytest.mark.slow
 def test_a_holding_pays_and_refuses(tmp_path, home):
     from tacit.privacy.budget import Holding
 
@@ -518,6 +523,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_takes_another_key_and_pays_again(tmp_path, home):
     from tacit.privacy.budget import Holding
     from tacit.run import create
@@ -548,6 +554,7 @@ def test_an_interrupted_run_takes_another_key_and_pays_again(tmp_path, home):
     assert again.epsilon > Run(run.settings, GRAPH).epsilon
 
 
+@pytest.mark.slow
 def test_a_holding_that_was_rolled_back_is_noticed_by_the_run_that_quotes_it(tmp_path, home):
     import shutil
 
@@ -576,6 +583,7 @@ def test_a_holding_that_was_rolled_back_is_noticed_by_the_run_that_quotes_it(tmp
 FEDERATED = combine(BASE, {"federation": {"rounds": 2, "local_epochs": 1}, "evaluation": {"every": 1}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["private_fede", "private_fedr"])
 @pytest.mark.parametrize("privacy", [{"name": "marginals"}, {"name": "dpsgd", "prior_share": 0.4}])
 def test_private_federations(tmp_path, recipe, privacy):
@@ -622,6 +630,7 @@ def test_a_triple_that_two_hold_costs_twice():
     assert FederatedRun("private_fede", parties, wanted, once).epsilon < 0.8 * run.epsilon
 
 
+@pytest.mark.slow
 def test_a_partys_run_claims_what_the_federation_does(tmp_path):
     from tacit.federated import federate
 
@@ -630,6 +639,7 @@ def test_a_partys_run_claims_what_the_federation_does(tmp_path):
     assert run.of_party(run.parties.names[0]).epsilon == run.epsilon
 
 
+@pytest.mark.slow
 def test_exports_of_private_runs_tell_nothing_more(tmp_path):
     run = train(GRAPH, settings=BASE, epsilon=4.0)
     run.export(tmp_path / "rows")

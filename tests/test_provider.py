@@ -198,6 +198,7 @@ def test_a_provider_learns():
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_claimed_adds_up_to_what_was_asked_for():
     ledger = a_ledger()
     one = provider(ledger, wanted=private(sigma=None, epsilon=6.0), updates=3)
@@ -413,6 +414,7 @@ def test_a_process_waits_for_others(tmp_path, monkeypatch):
     assert len(newest(ledger).parents) == 2
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     make("north", tmp_path)
     tacit("ledger", "init", "ledger", "--key", "north.key", "--open", "--model", "drugs", "--entity", DIM, cwd=tmp_path)

@@ -239,6 +239,7 @@ def test_what_cannot_be_added(chain, log, tmp_path):
         EvmLog(chain.place, chain=1)
 
 
+@pytest.mark.slow
 def test_a_package_that_lets_everything_nest_deeper_does_not():
     """Else deep JSON, which a node may send as well as a peer, would end the process."""
     program = """
@@ -385,6 +386,7 @@ def test_who_adds_says_if_it_does_not_become_deep_enough(chain, log):
         own.append([log.genesis])
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_blocks_is_not_believed(log, tmp_path, chain):
     own = log(keep=tmp_path / "kept")
     own.append([log.genesis])

@@ -296,6 +296,7 @@ def test_a_step_of_dpkge_is_as_printed(scorer, clip):
     assert 0.2 < float(learned.std()) < 2.0
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 12))
 def test_batches_of_both_kinds_keep_the_ratio(confidential, others, batch):

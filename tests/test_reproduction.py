@@ -217,6 +217,7 @@ def test_a_cell_is_a_config_of_train(table, monkeypatch):
     assert json.loads(done.stdout)["metrics"]["test"]["count"] > 0
 
 
+@pytest.mark.slow
 def test_machines_with_torch_alone_run_cells_too(table):
     blocked = ["pyarrow", "pyoxigraph", "duckdb", "typer", "rich", "backports", "pandas", "safetensors", "pydantic"]
     code = f"import sys, runpy\nfor name in {blocked}: sys.modules[name] = None\n"
@@ -331,6 +332,7 @@ def test_a_grid_of_federations(tmp_path, partition, parts):
         read_cells(cells, "small")
 
 
+@pytest.mark.slow
 def test_the_papers_cells_are_all_there(monkeypatch):
     monkeypatch.chdir(HOME.parent.parent)
     cells = [cell for cell in read_cells(None, "fedr-table2") if cell.settings.seed == 0]
@@ -448,6 +450,7 @@ mode = "published"
             read_cells(tmp_path, "dpkge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["transm", "rescal"])
 def test_cells_that_train_together_are_as_each_alone(tmp_path, scorer):
     """Seeds, noise, percentiles and marks differ; the rest of their settings does not."""

@@ -480,6 +480,7 @@ def test_noisy_counts_are_added_up_securely():
     assert not [r for r in transcript.records if r.kind == "marginals" and r.receiver == SERVER]
 
 
+@pytest.mark.slow
 def test_private_and_secure_go_together():
     run = quickly("private_fede", {"secure": True}, epsilon=4.0)
     assert run.epsilon is not None

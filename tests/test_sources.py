@@ -597,6 +597,7 @@ def test_decimals_dates_and_enums_have_one_spelling(people):
         import_graph(read_mapping(write_mapping(people, f'[[statements]]\nquery = "{query}"\n')), str(people))
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_mid_read_is_one_clear_error(tmp_path, monkeypatch):
     try:
         doomed = postgresql.Server()

@@ -157,6 +157,7 @@ def slow_answers(graph, pate, wanted, asked):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teachers", [3, 40])
 def test_answers_are_those_of_each_teacher_alone(teachers, monkeypatch):
     wanted, pate = settings(training={"epochs": 2, "batch": 64, "device": "cpu"}), Pate(teachers=teachers, sigma=1.0)
@@ -235,6 +236,7 @@ def test_a_teacher_that_diverges_says_no_and_changes_no_other(monkeypatch):
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_claimed_is_every_vote_and_no_more_than_was_asked_for():
     ledger = a_ledger()
     one = voting(ledger, pate=Pate(teachers=10, votes=20, epsilon=6.0))
@@ -439,6 +441,7 @@ def test_votes_that_make_no_sense(wrong):
 # -- as a process ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     make("north", tmp_path)
     write_graph(PUBLIC, tmp_path / "public")

@@ -247,6 +247,7 @@ def test_negatives_are_the_party_s_own_and_follow_its_number_and_slot_alone(seed
         assert ids[row].tolist() == (start[p] + below(words, len(graphs[p].entities))).tolist()
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), sides=st.sampled_from(["tails", "heads", "both", "random"]), flip=st.booleans())
 def test_filtered_negatives_are_never_facts(seed, sides, flip):
     graph = small_graph(seed, entities=4, relations=2, triples=30)
@@ -724,6 +725,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         Run.open(tmp_path / "run").train()
 
 
+@pytest.mark.slow
 def test_a_plan_trains_elsewhere_with_torch_and_numpy_alone(tmp_path):
     from tacit.run import write_plan
 

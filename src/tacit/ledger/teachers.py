@@ -110,9 +110,10 @@ def questions(public: Graph, count: int, seed: int, number: int = 0, candidates:
     else:
         facts, found = public.train.triples.astype(np.int64), np.zeros((0, 3), np.int64)
         for attempt in range(ATTEMPTS):
+            had = len(found)
             drawn = facts[stream.at(step=2 * attempt).integers(count, len(facts))]
             found = _new(np.concatenate([found, alike(drawn, facts, stream.at(step=2 * attempt + 1))]), known, public)
-            if len(found) >= count:
+            if len(found) >= count or (attempt and len(found) == had):  # there are enough, or no more
                 break
     if len(found) < count:
         where = "there are" if candidates is not None else "the public graph has room for"
@@ -286,8 +287,9 @@ class PateProvider(Provider):
             if each is not None and each.statements.confidential is not None and each.statements.confidential.any():
                 raise TacitError(f"the {name} has statements that are marked confidential: leave them out")
         self.private_graph, self.public, self.pate = graph, public, pate
-        self.sigma, most = pate.noise(terms.updates), pate.votes * terms.updates
+        most = pate.votes * terms.updates
         self.asked = questions(public, most, settings.seed, number, candidates)
+        self.sigma = pate.noise(terms.updates)
         secret = Secret.simulation(settings.seed) if terms.noise == "seeded" else Secret.fresh()
         self.ballot = GaussianVotes(self.sigma, most, secret, number, pate.agree)
         self.labels = np.zeros(0, bool)
