@@ -171,6 +171,15 @@ def test_chacha20_gives_the_published_block():
     assert all(0 <= int(word[0]) <= MASK for word in words)
 
 
+@pytest.mark.parametrize("count", [1, 7, 16, 50])
+def test_secret_draws_of_several_parties_are_those_of_each(count):
+    secret, parties, steps = Secret.simulation(3), [0, 5, 9, 4], [2, 0, 2**31, 7]
+    for draw in (secret.words, secret.normal):
+        found = draw(Purpose.NOISE_GAP, torch.tensor(parties), torch.tensor(steps), count)
+        for row, party, step in zip(found, parties, steps, strict=True):
+            assert torch.equal(row, draw(Purpose.NOISE_GAP, party, step, count))
+
+
 def test_secret_noise_is_normal_and_never_the_same():
     one, two = Secret.fresh(), Secret.fresh()
     assert one.key != two.key

@@ -331,12 +331,18 @@ class Secret:
         words = Stream(seed, Purpose.NOISE_ENTITY).words(8)
         return Secret(tuple(words.tolist()), simulated=True)
 
-    def words(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
-        """`count` 32-bit words as an int64 tensor, of a purpose, party and step."""
+    def words(self, purpose: Purpose, party: Array | int, step: Array | int, count: int, device: Any = "cpu") -> Array:
+        """`count` 32-bit words as an int64 tensor, of a purpose, party and step; or a row of them of each of several
+        parties, whose numbers and steps are tensors.
+        """
         import torch
 
         block = torch.arange(-(-count // 16), dtype=torch.int64, device=device)
-        return self.blocks(purpose, party, step, block).reshape(-1)[:count]
+        if isinstance(party, int):
+            return self.blocks(purpose, party, step, block).reshape(-1)[:count]
+        many = len(block)
+        whose, steps = (torch.as_tensor(each, device=device).repeat_interleave(many) for each in (party, step))
+        return self.blocks(purpose, whose, steps, block.repeat(len(party))).reshape(len(party), -1)[:, :count]
 
     def blocks(self, purpose: Purpose, party: Array | int, step: Array | int, block: Array) -> Array:
         """(blocks, 16) 32-bit words; `party` and `step` broadcast against the tensor `block`."""
@@ -347,8 +353,9 @@ class Secret:
             return kernels.secret_blocks(self, whose, step, block)
         return torch.stack(chacha((block & MASK, block >> 32, step, whose), self.key), 1)
 
-    def normal(self, purpose: Purpose, party: int, step: Array | int, count: int, device: Any = "cpu") -> Array:
-        """`count` standard normal float32 as a tensor: what the kernels' noise is held against.
+    def normal(self, purpose: Purpose, party: Array | int, step: Array | int, count: int, device: Any = "cpu") -> Array:
+        """`count` standard normal float32 as a tensor, or as many of each of several parties, as with `words`: what the
+        kernels' noise is held against.
 
         Of each four words two make a radius and one an angle, and so two normals (Box and Muller 1958); the fourth is
         left out. 64 bits of radius cut nothing off below 9.4 deviations, which a whole training does not see, and an
@@ -357,13 +364,14 @@ class Secret:
         """
         import torch
 
-        words = self.words(purpose, party, step, 2 * (count + count % 2), device).reshape(-1, 4)
-        first, second = words[:, 0].double(), words[:, 1].double()
+        words = self.words(purpose, party, step, 2 * (count + count % 2), device)
+        words = words.reshape(*words.shape[:-1], -1, 4)
+        first, second = words[..., 0].double(), words[..., 1].double()
         below = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
         above = (MASK - first + (MASK - second + 0.5) * 2.0**-32) * 2.0**-32
         radius = (-2.0 * torch.where(below < 0.5, below.log(), torch.log1p(-above))).sqrt()
-        angle = words[:, 2].double() * (2.0 * np.pi * 2.0**-32)
-        return torch.stack([radius * angle.cos(), radius * angle.sin()], 1).reshape(-1)[:count].float()
+        angle = words[..., 2].double() * (2.0 * np.pi * 2.0**-32)
+        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(-2)[..., :count].float()
 
     def add_normals(self, purpose: Purpose, party: int, step: int, deviation: float, into: Array) -> None:
         """Add `normal`, times the deviation, to the numbers of a contiguous tensor; by a kernel, where there is one."""

@@ -247,16 +247,21 @@ class PrivateSteps:
         assert isinstance(privatizer, RepairedFLames)
         into = self.cohort.gradients.tables.entity
         kept = torch.zeros(len(into), dtype=torch.bool, device=self.device)
-        for party in active.nonzero()[:, 0].tolist():
-            rows, step, number = layout.rows("entity", party), int(self.cohort.steps[party]), layout.numbers[party]
-            last = min(2 * round(self.batch[party]), layout.entities[party] - 1)
-            first = max(1, min(round(self.batch[party]), last))
-            top, which = torch.linalg.vector_norm(into[rows], dim=1).topk(last + 1)
-            words = self.secret.words(Purpose.NOISE_GAP, number, step, 2 * (last + 1 - first), self.device)
-            halves = words.double().reshape(-1, 2)
-            gumbel = -(-((halves[:, 0] + (halves[:, 1] + 0.5) * 2.0**-32) * 2.0**-32).log()).log()
-            normal = self.secret.normal(Purpose.NOISE_TEST, number, step, 1, self.device)[0]
-            k, passed = privatizer.selection(sigma[party]).choose(top.double(), first, gumbel, normal.double())
+        parties = active.nonzero()[:, 0]
+        numbers = torch.tensor(layout.numbers, device=self.device)[parties]
+        lasts = [min(2 * round(batch), many - 1) for batch, many in zip(self.batch, layout.entities, strict=True)]
+        firsts = [max(1, min(round(batch), last)) for batch, last in zip(self.batch, lasts, strict=True)]
+        most = max(last + 1 - first for first, last in zip(firsts, lasts, strict=True))
+        steps = self.cohort.steps[parties]
+        words = self.secret.words(Purpose.NOISE_GAP, numbers, steps, 2 * most, self.device)
+        halves = words.double().reshape(len(parties), -1, 2)
+        gumbels = -(-((halves[..., 0] + (halves[..., 1] + 0.5) * 2.0**-32) * 2.0**-32).log()).log()
+        normals = self.secret.normal(Purpose.NOISE_TEST, numbers, steps, 1, self.device).double()
+        for at, party in enumerate(parties.tolist()):
+            first, last = firsts[party], lasts[party]
+            top, which = torch.linalg.vector_norm(into[layout.rows("entity", party)], dim=1).topk(last + 1)
+            gumbel = gumbels[at, : last + 1 - first]
+            k, passed = privatizer.selection(sigma[party]).choose(top.double(), first, gumbel, normals[at, 0])
             if bool(passed):
                 kept[layout.entity_start[party] + which[: int(k)]] = True
         return kept
