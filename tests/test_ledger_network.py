@@ -492,7 +492,7 @@ class Consortium:
             return
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_writers_and_the_broker_are_killed_and_nothing_that_was_accepted_is_lost(tmp_path):
     names = [each.name for each in WHO[:4]]
     consortium = Consortium(tmp_path, names)
