@@ -770,7 +770,8 @@ def turns(root, place=None):
     """The ledger's head, and the rows of each update, after three turns of four providers who train privately."""
     settings = Settings.make({
         "scorer": {"dim": 4}, "negatives": {"name": "pool", "count": 2, "scope": "vocabulary"},
-        "training": {"epochs": 1, "batch": 256, "device": "cpu"}, "privacy": {"name": "dpsgd", "sigma": 3.0},
+        "training": {"epochs": 1, "batch": 256, "device": "cpu"},
+        "privacy": {"name": "dpsgd", "sigma": 3.0, "noise": "seeded"},
     })  # fmt: skip
     with contextlib.ExitStack() as opened:
         ledger = Ledger.begin(root / "0", WHO[0], FIRST, place and place(WHO[0]))
