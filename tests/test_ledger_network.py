@@ -355,12 +355,14 @@ def test_a_stream_that_is_gone_is_named(broker, ledger):
 
 
 def test_another_genesis_is_not_joined(broker, ledger, tmp_path):
+    before = threading.active_count()
     with pytest.raises(BadInput, match="does not hold the genesis"):
         Ledger.join(tmp_path / "other", remote(broker, WHO[1]), CID.of(b"other", DAG_CBOR))
     assert not (tmp_path / "other").exists()
     with pytest.raises(TacitError, match=r"There is a ledger 'drugs' at the broker .* already"):
         Ledger.begin(tmp_path / "other", WHO[1], Genesis("drugs", keys=KEYS[:2]), remote(broker, WHO[1]))
     assert not (tmp_path / "other").exists()
+    assert threading.active_count() == before  # no connection is left
 
 
 # -- who goes away -----------------------------------------------------------------------------------------------------

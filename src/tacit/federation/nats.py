@@ -55,6 +55,8 @@ WAITING = 1024
 """Letters of one sender that wait to be received; what comes beyond is dropped."""
 PAUSES = 0.1, 5.0
 """Seconds between two attempts to reach a broker that is away: at first, and at most."""
+JITTER = random.SystemRandom()
+"""Attempts of many are not made at once. The generator that a program may have seeded is left alone."""
 TRIES = 3
 """How often a letter is begun anew when the connection breaks in the middle of it."""
 STEP = 5
@@ -320,7 +322,7 @@ class Line:
                 if why != self._away and not first:
                     LOG.log(logging.WARNING if hopeless else logging.INFO, "%s It is tried again.", why)
                 self._away = why
-                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                await asyncio.sleep(pause * JITTER.uniform(0.5, 1))
                 pause = min(2 * pause, PAUSES[1])
                 continue
             self._client, self._away, since = client, "", time.monotonic()

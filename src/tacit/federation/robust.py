@@ -114,7 +114,7 @@ def multi_krum(stack: Tensor, liars: int, chosen: int, present: Tensor | None = 
 
 def mean(stack: Tensor, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
     """(n, d) the plain mean, which one liar can move anywhere."""
-    return trimmed_mean(stack, 0.0, present, before)
+    return _row_by_row(stack, present, before, lambda rows, has: rows.sum(0) / has.sum(0).clamp(min=1)[:, None])
 
 
 def trimmed_mean(stack: Tensor, share: float, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
@@ -134,7 +134,7 @@ def trimmed_mean(stack: Tensor, share: float, present: Tensor | None = None, bef
         total = torch.where(kept[:, :, None], ordered, 0.0).sum(0)
         return total / (count - 2 * cut).clamp(min=1)[:, None]
 
-    return _by_order(stack, present, before, middle)
+    return _row_by_row(stack, present, before, lambda rows, has: middle(*_ordered(rows, has)))
 
 
 def median(stack: Tensor, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
@@ -145,7 +145,7 @@ def median(stack: Tensor, present: Tensor | None = None, before: Tensor | None =
         at = [each[None, :, None].expand(1, -1, ordered.shape[2]) for each in (low, high)]
         return (ordered.gather(0, at[0])[0] + ordered.gather(0, at[1])[0]) / 2
 
-    return _by_order(stack, present, before, middle)
+    return _row_by_row(stack, present, before, lambda rows, has: middle(*_ordered(rows, has)))
 
 
 def clipped_mean(stack: Tensor, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
@@ -196,23 +196,26 @@ def _from_median(
     return whole
 
 
-def _by_order(
-    stack: Tensor, present: Tensor | None, before: Tensor | None, middle: Callable[[Tensor, Tensor], Tensor]
+def _row_by_row(
+    stack: Tensor, present: Tensor | None, before: Tensor | None, made: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Rows that `middle` makes of the values in order, and of how many there are of each row."""
+    """Rows that `made` makes of those of all, and of who has them; what is absent is 0 there."""
     whole = torch.empty_like(stack[0])
     at = 0
     for rows, has, was in _chunks(stack, present, before):
-        count = has.sum(0)
-        ordered = torch.where(has[:, :, None] > 0, rows, torch.inf).sort(0).values
-        found = middle(ordered, count)
+        found, owned = made(rows, has), has.sum(0) > 0
         if before is not None:
-            found = torch.where(count[:, None] > 0, found, was)
+            found = torch.where(owned[:, None], found, was)
         else:
-            _check(bool((count > 0).all()), "a row that nobody has stays as it was before: say how that is")
+            _check(bool(owned.all()), "a row that nobody has stays as it was before: say how that is")
         whole[at : at + len(found)] = found.to(whole)
         at += len(found)
     return whole
+
+
+def _ordered(rows: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of each number in order, those that are absent last, and how many there are of each row."""
+    return torch.where(has[:, :, None] > 0, rows, torch.inf).sort(0).values, has.sum(0)
 
 
 def _products(stack: Tensor, present: Tensor | None, around: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -200,7 +200,9 @@ class Defence:
             return robust.clipped_mean(stack, present, own)
         if self.mean == "screened":
             return robust.screened_mean(stack, self.outlying, present, own)
-        return robust.trimmed_mean(stack, self.liars if self.mean == "trimmed" else 0.0, present, own)
+        if self.mean == "trimmed":
+            return robust.trimmed_mean(stack, self.liars, present, own)
+        return robust.mean(stack, present, own)
 
     def _trusted(self, piles: Sequence[Pile]) -> list[Tensor]:
         alike = torch.ones(len(piles[0].others), len(piles[0].others), dtype=torch.float64)

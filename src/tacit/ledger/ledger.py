@@ -141,6 +141,17 @@ def _address(digest: bytes) -> CID:
     return CID(bytes((1, DAG_CBOR, 0x12, 0x20)) + digest)
 
 
+@contextmanager
+def _closed_if_it_fails(remote: Place | None) -> Iterator[None]:
+    """Whoever opens a ledger gives its connection away: if no ledger comes of it, it is closed."""
+    try:
+        yield
+    except BaseException:
+        if remote is not None:
+            remote.close()
+        raise
+
+
 class Ledger:
     """A ledger that is open: `dag` says what stands in it, `faults` what does not."""
 
@@ -166,7 +177,7 @@ class Ledger:
         if genesis.admission == "listed" and who.public not in {key for _, key in genesis.keys}:
             raise TacitError(f"{who.name} begins the ledger and is not admitted to it: list that key too.")
         record = Record.sign(who, genesis)
-        with new_folder(Path(folder), MANIFEST) as draft:
+        with _closed_if_it_fails(remote), new_folder(Path(folder), MANIFEST) as draft:
             if remote is not None:
                 remote.make(replicas)
             if remote is not None and remote.log is not None:
@@ -183,8 +194,8 @@ class Ledger:
         """A folder for what is read of a ledger elsewhere, of which somebody told the address of its genesis."""
         if remote.log is None:
             raise TacitError("a ledger whose log is in a folder is not joined: share the folder.")
-        remote.check()
-        with new_folder(Path(folder), MANIFEST) as draft:
+        with _closed_if_it_fails(remote), new_folder(Path(folder), MANIFEST) as draft:
+            remote.check()
             cls._remember(draft, genesis, remote, key)
             found = cls.load(draft, remote=remote)  # it is what it should be, or there is no folder
         found.folder = Path(folder)
@@ -223,7 +234,7 @@ class Ledger:
             raise Refused(f"{folder}: is the ledger {found}, not {genesis}.")
         if remote is None and ("log" in manifest or "blobs" in manifest):
             remote = cls._reached(folder, manifest, who)
-        try:
+        with _closed_if_it_fails(remote):
             log: Log | None = None
             blobs: Blobs | None = None
             if remote is not None:
@@ -235,10 +246,6 @@ class Ledger:
             ledger.refresh()
             if ledger.dag.genesis is None:
                 raise BadInput(f"{folder}: the log does not hold the genesis {found}.", hint=ledger._first_fault())
-        except BaseException:
-            if remote is not None:
-                remote.close()
-            raise
         return ledger
 
     @staticmethod
