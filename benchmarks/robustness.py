@@ -20,7 +20,9 @@ Trials that stand in OUT are not run again. Start a CUDA multi-process server (n
 from __future__ import annotations
 
 import argparse
+import hashlib
 import multiprocessing
+import os
 import queue
 import shlex
 import sys
@@ -108,7 +110,6 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
           on_round: Any = None) -> dict[str, float | None]:  # fmt: skip
     """One gathering: its measures."""
     from tacit.attacks.liars import Gang, Liar, a_flip, a_trap, carriers, flip_success, flipped, trap_success, trapped
-    from tacit.federation.keys import Identity
     from tacit.ledger.gathering import MemoryLedger
     from tacit.ledger.provider import Provider, Shelf, Terms, first_tables
     from tacit.ledger.record import Genesis, Model
@@ -133,7 +134,7 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
     poisoned = {graphs[n].entities[h] for n in range(LIARS) for h in carriers(graphs[n], trap)}
 
     settings = plain_settings(size, seed, device)
-    who = [Identity.new(f"provider-{n}") for n in range(PROVIDERS)]
+    who = [an_identity(n, seed) for n in range(PROVIDERS)]
     ledger = MemoryLedger(who[0], Genesis("trial", keys=tuple((each.name, each.public) for each in who)))
     entity, relation = settings.scorer.widths(size.dim)
     rule = Model(ledger.genesis, "trial", entity, relation, parents=PROVIDERS, committee=0, quorum=0, standing=0)
@@ -206,6 +207,16 @@ def trial(graph: Any, kind: str, defence: Any, seed: int, size: Size, device: st
         "flip": shares(flip_success, ended, flip, split), "flip_taken": shares(flip_success, taken, flip, split),
     }  # fmt: skip
     return found | {f"{group}_out": out[group] / looked[group] if looked[group] else None for group in looked}
+
+
+def an_identity(number: int, seed: int) -> Any:
+    """A key that follows from the seed, as the first rows follow from the model's address and so from who opened it."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from tacit.federation.keys import Identity
+
+    name = f"provider-{number}"
+    return Identity(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"{name} {seed}".encode()).digest()))
 
 
 def a_defence(name: str) -> Any:
@@ -329,6 +340,8 @@ def main() -> int:
     trials = [(kind, defence, seed) for seed in chosen.seeds for kind in chosen.kinds for defence in chosen.defences]
     trials = [each for each in trials if each not in done]
     print(f"{len(trials)} trials", flush=True)
+    if chosen.device == "cpu":
+        os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # a worker is a core
     context = multiprocessing.get_context("spawn")
     wanted, found = context.Queue(), context.Queue()
     for each in trials:

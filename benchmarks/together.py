@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from robustness import loaded
+from robustness import an_identity, loaded
 
 from tacit.reproduction import Results, commit
 
@@ -30,12 +30,11 @@ Course = list[tuple[float, float]]
 def on_a_ledger(parties: Any, settings: Any, updates: int, speeds: dict[int, float]) -> Course:
     from statistics import mean
 
-    from tacit.federation.keys import Identity
     from tacit.ledger.gathering import Gathering, MemoryLedger
     from tacit.ledger.provider import Provider, Shelf, Terms
     from tacit.ledger.record import Genesis, Model
 
-    who = [Identity.new(f"provider-{n}") for n in range(len(parties))]
+    who = [an_identity(n, settings.seed) for n in range(len(parties))]
     ledger = MemoryLedger(who[0], Genesis("together", keys=tuple((each.name, each.public) for each in who)))
     entity, relation = settings.scorer.widths(settings.dim)
     ledger.open_model(who[0], Model(ledger.genesis, "model", entity, relation, parents=len(parties), committee=0,
