@@ -23,8 +23,9 @@ from tacit.parties import given as parties_of
 from tacit.peers import PPAT, Learner, Pairing, Peer, continued, independent, meet, unified
 from tacit.peers import learner as learning
 from tacit.peers.alignment import Aligned, by_intersection, by_links, thinned
-from tacit.peers.learner import vector_widths
-from tacit.peers.meeting import united
+from tacit.peers.learner import Trained, vector_widths
+from tacit.peers.meeting import UNMARKED, statement, united
+from tacit.peers.peer import MOST
 from tacit.peers.ppat import Critics, Direct, Generator, Voted, batches, csls, divided, nearness, procrustes, scale_of
 from tacit.privacy.accountant import epsilon
 from tacit.privacy.audit import audit_step
@@ -186,11 +187,27 @@ def test_a_generator_begins_orthogonal_and_never_as_the_identity(own, width, see
     generator = Generator(rows, width, 1.0, PPAT(), stream(5, seed))
     weight = generator.weight
     assert weight.shape == (width, own)
-    if width == own:
-        assert torch.allclose(weight @ weight.T, torch.eye(own), atol=1e-5)
-        if own > 1:
-            assert not torch.allclose(weight, torch.eye(own), atol=1e-2)
+    product = weight.T @ weight if width >= own else weight @ weight.T
+    assert torch.allclose(product, torch.eye(min(width, own)), atol=1e-5)
+    if width == own and own > 1:
+        assert not torch.allclose(weight, torch.eye(own), atol=1e-2)
     assert generator.refined(rows).shape == ((5, own))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+def test_a_generator_s_step_is_as_written(own, width, seed):
+    """V <- beta V + G^T X; W <- W - rate V; W <- (1 + pull) W - pull W W^T W, as MUSE."""
+    ppat, rows = PPAT(), torch.from_numpy(stream(4, seed).normal(5 * own)).reshape(5, own).float()
+    gradient = torch.from_numpy(stream(8, seed).normal(5 * width)).reshape(5, width).float()
+    generator = Generator(rows, width, 1.0, ppat, stream(5, seed))
+    weight, velocity = generator.weight.double(), torch.zeros(width, own, dtype=torch.float64)
+    for _ in range(2):
+        velocity = ppat.momentum * velocity + gradient.double().T @ (generator.factor * rows.double())
+        weight = weight - ppat.learning_rate * velocity
+        weight = (1 + ppat.orthogonal) * weight - ppat.orthogonal * weight @ weight.T @ weight
+        generator.learn(torch.arange(5), gradient)
+    assert torch.allclose(generator.weight.double(), weight, rtol=1e-3, atol=1e-3)
 
 
 def test_a_generator_stays_near_orthogonal_whatever_it_is_told():
@@ -594,6 +611,47 @@ def test_sound_mode_claims_what_was_fixed_in_advance():
         assert int(learner.fit.cohort.steps[0]) == sum(s.count for s in spent["train"])
 
 
+@pytest.mark.parametrize(
+    ("own", "pairing", "marks"),
+    [
+        ({"name": "dpsgd"}, SOUND, False),
+        ({"name": "confidential"}, replace(SOUND, validation="none"), True),
+        ({"name": "dpsgd"}, replace(SOUND, validation="none", virtual="public"), True),
+        ({"name": "dpsgd"}, replace(SOUND, validation="public"), True),
+    ],
+)
+def test_a_statement_says_which_triples_are_protected(own, pairing, marks):
+    graph = marked(PARTIES[0], 0.5)
+    said = statement(Learner(0, graph, wanted(private=True, **own), by_links(PARTIES)[0], pairing))
+    assert ("confidential" in said["unit"]) == marks
+    assert (UNMARKED in said["not_covered"]) == marks
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 4), st.lists(st.booleans(), max_size=8))
+def test_what_is_paid_for_is_what_was_taken(ratio, course):
+    """Steps on protected triples, counted one by one, of a peer that is killed in some of its trainings."""
+    own = wanted(private=True, name="confidential", public_ratio=ratio, noise="seeded", size=40)
+
+    def make():
+        return Learner(0, marked(PARTIES[0], 0.5), own, {}, replace(SOUND, validation="none", trainings=8))
+
+    learner, taken, begun = make(), 0, False
+    for ends in course:
+        learner.begun(first=not begun)
+        fit, privacy = learner.fit, learner.settings.privacy
+        first, many = int(fit.cohort.steps[0]), (2 if begun else 6) * fit.private.per_epoch[0]
+        taken += sum(privacy.is_private(step) for step in range(first, first + many))
+        if ends:
+            begun = True
+            fit.cohort.steps += many
+            learner._go_on_from(fit)
+        else:
+            counts, learner = learner.counts(), make()
+            learner.restore(counts, None, None)
+    assert sum(segment.count for segment in learner.spent()["train"]) == taken
+
+
 @pytest.mark.slow
 def test_the_steps_that_make_a_clients_rows_stand_the_audit():
     """All that a client sends follows from its rows, and these from the steps of its training."""
@@ -727,6 +785,10 @@ def test_what_makes_no_sense_is_refused():
         Pairing(virtual="neighbours")
     with pytest.raises(BadValue, match="tell of validation"):
         Pairing(validation="own")
+    for wrong in ({"share": 0.0}, {"share": 2.0}, {"parts": "some"}, {"look_sigma": 0.0}, {"votes_sigma": -1.0},
+                  {"votes_epsilon": float("nan")}):  # fmt: skip
+        with pytest.raises(BadValue, match=next(iter(wrong))):
+            Pairing(**wrong)
     with pytest.raises(BadValue, match="50 shards"):
         PPAT(shards=49)
     with pytest.raises(BadValue, match="mode is one of"):
@@ -788,6 +850,66 @@ def test_a_handshake_from_offer_to_end():
     assert client.receive(ended, 3.0) == []
     assert (client.state, client.take_job().what) == ("busy", "client")
     assert host.refused == client.refused == 0
+
+
+def test_a_client_of_two_hosts_puts_in_what_it_sent():
+    """Where two handshakes ended meanwhile, rows are translated once each, and not one after the other."""
+    common = by_links(PARTIES)
+    client = Peer(Learner(2, PARTIES[2], wanted(), common[2], replace(PUBLISHED, validation="none")))
+    client.begin()
+    done(client, 1.0)
+    sent = {}
+    for host in (0, 1):
+        says = {"handshake": 1, "count": len(common[2][host]), "width": 8, "epochs": 2, "batch": 32, "seed": host}
+        scale = {"scale": torch.tensor([1.0], dtype=torch.float64)}
+        said = client.receive(Message("invite", 0, 0, host, 2, says, scale), 1.0)
+        while said[-1].kind != "translated":
+            still = {"values": torch.zeros(len(said[-1].arrays["values"]), 8)}
+            answer = Message("gradient", said[-1].round, 0, host, 2, {"handshake": 1, "keep": 1}, still)
+            said = client.receive(answer, 1.0)
+        sent[host] = said[-1].arrays["values"]
+    client._doing = "self"  # both end while it trains
+    for host in (0, 1):
+        assert client.receive(Message("ended", 0, 0, host, 2, {"handshake": 1}, {}), 1.0) == []
+    client._doing, given = None, []
+    client.learner.train = lambda tables, epochs, virtual: given.append(tables)
+    client._next(2.0)
+    client.take_job().run()
+    expected = client.learner.placed(1, sent[1], client.learner.placed(0, sent[0], client.learner.kept))
+    assert torch.allclose(given[0].entity, expected.entity, atol=1e-5)
+    assert torch.allclose(given[0].relation, expected.relation, atol=1e-5)
+
+
+def test_who_is_gone_is_not_asked():
+    host, _ = pair()
+    done(host, 1.0)
+    host._enqueue(1)
+    host._later.append((9.0, 1, 2))
+    host.left(1, 1.0)
+    assert (list(host._queue), host._later) == ([], [])
+
+
+def test_a_voting_host_whose_first_training_diverges_goes_on():
+    aligned = {1: by_links(PARTIES)[0][1]}
+    voter = Peer(Learner(0, PARTIES[0], wanted(), aligned, replace(SOUND, votes_sigma=10.0)))
+    voter.begin()
+    voter.take_job()
+    voter.finish(Trained(voter.learner.fit.cohort.tables, None), 1.0)
+    assert voter.learner.best is not None
+    other, _ = pair()
+    other.take_job()
+    with pytest.raises(TacitError, match="diverged"):
+        other.finish(Trained(other.learner.fit.cohort.tables, None), 1.0)
+
+
+def test_handshakes_with_one_host_are_bounded():
+    host, client = pair()
+    done(client, 1.0)
+    done(host, 1.0)
+    (invite,) = host._ask(1, 0, 1.0)
+    client.taught.update({(0, number): 1 for number in range(MOST)})
+    (answer,) = client.receive(invite, 2.0)
+    assert answer.says["answer"] == "no"
 
 
 def test_a_busy_client_is_asked_again_and_a_silent_one_is_given_up():

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.errors import Refused
+from tacit.errors import BadInput, Refused, TacitError
 from tacit.federation.keys import Identity, Roster
 from tacit.federation.letters import Box, Letter
 from tacit.federation.messages import Message
@@ -29,7 +29,7 @@ from tacit.parties import partition
 from tacit.peers.alignment import Aligned
 from tacit.peers.kept import Journal, PeerRun, Plan
 from tacit.peers.learner import Pairing
-from tacit.peers.network import Alone, Guest
+from tacit.peers.network import NEWS, Alone, Guest
 from tacit.peers.ppat import PPAT
 from tacit.tensors import load_tensors
 from test_nats import real, until
@@ -280,7 +280,8 @@ def test_links_instead_of_names(tmp_path):
 @pytest.mark.parametrize(("change", "why"), [
     ({"sent": "3"}, "does not say"), ({"bounds": [1]}, "numbers that are none"), ({"box": "zz"}, "a key that is none"),
     ({"answered": {"x": 1}}, "books that are none"), ({"more": 1}, "does not say"),
-    ({"answered": {str(n): 1 for n in range(5000)}}, "more handshakes"),
+    ({"answered": {str(n): 1 for n in range(5000)}}, "more handshakes"), ({"aligned": [1, 2, 3]}, "a tag that is none"),
+    ({"aligned": [1, "x"]}, "numbers that are none"), ({"aligned": [1, -2, "x"]}, "numbers that are none"),
 ])  # fmt: skip
 def test_signs_of_life_that_are_none_are_refused(change, why):
     from tacit.peers.network import _checked
@@ -312,15 +313,24 @@ def test_a_letter_of_an_earlier_meeting_is_none(tmp_path):
     assert not guest.others["south"].met
 
 
-def met(guest, key=None, **more):
+def met(guest, key=None, box=None, **more):
     """South says that it is there, as a process with this key of a box, and may say more; its box."""
-    box = Box("south")
+    box = box or Box("south")
     says = {"box": (key or box.public).hex(), "yours": guest.box.public.hex(), "version": 1,
             "terms": guest.plan.terms(), "links": "", "bounds": [32, 4], "vectors": True, "aligned": None,
             "rests": True, "sent": 0, "got": 0, "answered": {}} | more  # fmt: skip
     number = guest.others["south"].last[1] + 1
     letter = Letter("here", "south", "north", "trial", 5, number, says)
     guest._take("south", letter.seal(KEYS["south"]))
+    return box
+
+
+def agreed(guest, entities=4):
+    """The same, and means as many rows by what both have; its box."""
+    guest.run.aligned["south"] = Aligned(np.arange(entities, dtype=np.int32), np.zeros(0, np.int32))
+    box = met(guest)
+    met(guest, box=box, aligned=guest._common(guest.others["south"]))
+    assert guest.others["south"].agreed
     return box
 
 
@@ -350,24 +360,26 @@ def test_a_letter_with_a_number_that_is_none_is_refused(tmp_path, life, number):
     assert guest.refused == 1
 
 
-def test_books_of_another_are_heard_of_up_to_a_limit(tmp_path):
-    from tacit.peers.network import MOST
-
+def test_books_of_another_are_heard_of_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("tacit.peers.network.MOST", 20)
     guest = a_guest(tmp_path)
     guest.journal = Journal(guest.run.private)
-    guest.run.aligned["south"] = guest.run.used["south"] = Aligned(np.arange(4, dtype=np.int32), np.zeros(0, np.int32))
+    box = agreed(guest)
     guest._begin()
     guest._doing.join()
-    for first in range(0, 3 * MOST, MOST // 2):
-        met(guest, answered={str(n): 1 for n in range(first, first + MOST // 2)})
-    assert len(guest.peer.told) == MOST
-    met(guest, answered={"0": 9})
-    assert guest.peer.told[1, 0] == 9
+    met(guest, box=box, answered={str(n): 1 for n in range(20)})
+    assert len(guest.peer.told) == NEWS
+    for first in range(0, 60, NEWS):
+        met(guest, box=box, answered={str(n): 1 for n in range(first, first + NEWS)})
+    assert len(guest.peer.told) == 20
+    for rows, expected in ((7, 7), (2, 7), (9, 7), (10**4000, 7), (8, 8)):  # there are 4 rows, and 2 epochs
+        met(guest, box=box, answered={"0": rows})
+        assert guest.peer.told[1, 0] == expected
 
 
 def test_before_it_begins_a_peer_keeps_offers_and_invitations_alone(tmp_path):
     guest = a_guest(tmp_path)
-    box = met(guest)
+    box = agreed(guest)
     scale, rows = torch.zeros(1 << 16, dtype=torch.float64), torch.zeros(8, 8)
     says = {"handshake": 1, "count": 1, "width": 8, "epochs": 1, "batch": 1, "seed": 1}
     for number, message in enumerate((
@@ -379,6 +391,79 @@ def test_before_it_begins_a_peer_keeps_offers_and_invitations_alone(tmp_path):
         sealed = box.seal("north", guest.box.public, number, message.encode())
         guest._take("south", Letter("tell", "south", "north", "trial", 5, number, {}, [sealed]).seal(KEYS["south"]))
     assert [(m.kind, m.size < 1000) for m in guest._early] == [("invite", True), ("offer", True)]
+
+
+def circle(letters):
+    names = [f"{letter}{n:02d}" for letter in letters for n in range(8)]
+    return Graph.from_triples((one, "r0", names[(n + by) % 16]) for n, one in enumerate(names) for by in (1, 2))
+
+
+def test_other_names_after_a_restart_are_noticed(tmp_path):
+    """As many names as before, but others: rows of one thing would be refined by those of another."""
+    mail, here = Mail(), {}
+
+    def come(name, letters, life):
+        graph = circle(letters)
+        own = replace(QUICK, validation="none")
+        here[name] = guests(tmp_path, mail, names=(name,), parties=[graph] * 3, pairing=own)[name]
+        here[name].life = life
+        here[name]._open_transcript()
+
+    def beats():
+        for _ in range(4):
+            for guest in here.values():
+                guest._beat()
+            while any(not mail.boxes[name].empty() for name in here):
+                for name, guest in here.items():
+                    if not mail.boxes[name].empty():
+                        guest._take(*mail.boxes[name].get())
+
+    come("north", "ab", 1)
+    come("south", "ac", 1)
+    beats()
+    north = here["north"].others["south"]
+    assert north.agreed
+    assert here["south"].others["north"].agreed
+    shutil.rmtree(tmp_path / "south")
+    come("south", "bc", 2)
+    for _ in range(2):
+        beats()
+        assert (north.agreed, north.odd) == (False, "has other names than it had before")
+        assert not here["south"].others["north"].agreed
+    box, other = here["south"].box, here["south"].others["north"]
+    sealed = box.seal("north", here["north"].box.public, 10**6, Message("offer", 0, 0, 1, 0, {}, {}).encode())
+    refused = here["north"].refused
+    here["north"]._take("south", Letter("tell", "south", "north", "trial", 2, 10**6, {}, [sealed]).seal(KEYS["south"]))
+    assert here["north"].refused == refused + 1
+    shutil.rmtree(tmp_path / "south")
+    come("south", "ac", 3)
+    beats()
+    assert (north.agreed, north.odd, other.agreed) == (True, "", False)
+
+
+def test_a_link_to_what_there_is_not_is_told_before_anybody_comes(tmp_path):
+    links = [("north", "nobody", "south", "e01", "entity")]
+    with pytest.raises(BadInput, match="nobody"):
+        guests(tmp_path, Mail(), names=("north",), links=links)
+    guests(tmp_path, Mail(), names=("east",), links=links)
+
+
+def test_who_came_alone_and_has_nothing_in_common_does_not_end_the_meeting_for_ever(tmp_path):
+    guest = a_guest(tmp_path)
+    guest.journal = Journal(guest.run.private)
+    agreed(guest, 0)
+    with pytest.raises(TacitError, match="a name in common"):
+        guest._begin()
+    assert PeerRun.open(tmp_path / "north").began is None
+
+
+def test_graphs_of_more_names_than_an_intersection_is_of(tmp_path, monkeypatch):
+    guest = a_guest(tmp_path)
+    met(guest, bounds=[1 << 21, 4])
+    assert "file of links" in guest.others["south"].odd
+    monkeypatch.setattr("tacit.peers.network.NAMES", 8)
+    with pytest.raises(TacitError, match="file of links"):
+        guests(tmp_path / "more", Mail(), names=("north",))
 
 
 def test_intersections_with_one_peer_are_few_however_often_it_is_started(tmp_path):
@@ -461,6 +546,7 @@ class Scene:
             KEYS[name].save(root / name / "own.key")
             ROSTER.save(root / name / "roster.json")
             write_graph(parties[number], root / name / "graph")
+        (root / NAMES[0] / "run").mkdir()  # an empty folder is as good as none
         ROSTER.save(root / "roster.json")
 
     def _start(self, home, *words):

@@ -79,7 +79,7 @@ def start(
     roster_path: RosterFile,
     broker: Annotated[str, typer.Option(help="The broker's address, such as tls://broker.example.org:4222.")],
     ca: CaFile = None,
-    meeting: Meeting = "meeting",
+    meeting: Annotated[str | None, typer.Option(help="Its name, the same for everybody. Default: meeting.")] = None,
     peers: Peers = None,
     links: Annotated[
         Path | None,
@@ -128,11 +128,13 @@ def start(
     from tacit.federation.nats import Post
     from tacit.peers.kept import PeerRun, Plan
     from tacit.peers.network import Alone, Guest
+    from tacit.run import CONFIG
 
     identity, roster = open_key(key)[0], Roster.load(roster_path)
     if resume is not None:
-        given = [flag for flag in (*FLAGS, "graph_path", "peers", "out_path", "config", "budget", "assignments", "mode")
-                 if local[flag] is not None]  # fmt: skip
+        fixed = (*FLAGS, "graph_path", "meeting", "peers", "out_path", "config", "budget", "assignments", "mode",
+                 "columns", "separator", "header")  # fmt: skip
+        given = [flag for flag in fixed if local[flag] is not None]
         if given:
             raise TacitError(f"--resume goes on with a peer as it is: {given[0].replace('_', '-')} cannot change it.")
         run = PeerRun.open(resume)
@@ -141,7 +143,8 @@ def start(
             raise TacitError("Say what this peer learns: a path to its graph, or --resume FOLDER.")
         settings, pairing, written = _settings(local, {"name": "peer"})
         names = _names(peers, written, roster)
-        called = written.pop("meeting", meeting)
+        called = written.pop("meeting", None)
+        called = meeting or called or "meeting"
         if written:
             raise BadInput(f"there is no setting {next(iter(written))!r} of a peer.")
         plan = Plan(str(called), names, settings, pairing, "private" if links is None else "links")
@@ -162,11 +165,11 @@ def start(
         post = running.enter_context(
             Post(broker, identity, run.plan.meeting, peers=others, ca=ca, plain=plain, patience=10.0)
         )
-        if not run.path.exists():
-            run.fill()
-        post.patience = 2.0  # from now on: whoever waits for a letter gives up after a while anyway
         limit = math.inf if minutes is None else minutes
         guest = Guest(run, post, identity, roster, links=rows, minutes=limit, wait=wait, keep=keep, on_event=on_event)
+        if not (run.path / CONFIG).is_file():
+            run.fill()
+        post.patience = 2.0  # from now on: whoever waits for a letter gives up after a while anyway
         guest.between = looking_after(None, roster_path, roster, guest)
         try:
             found = guest.attend()

@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tacit.errors import Refused, TacitError
@@ -132,11 +133,20 @@ class Box:
         except InvalidTag:
             raise Refused("a message that was not sealed for this process, or was changed") from None
 
+    def tag(self, public: bytes, content: bytes) -> str:
+        """What two processes can compare by in the open: nobody else can tell what content has it."""
+        code = HMAC(self._derived(public, b"tacit/tag"), hashes.SHA256())
+        code.update(content)
+        return code.finalize().hex()
+
     def _cipher(self, public: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
+        return ChaCha20Poly1305(self._derived(public, b"tacit/box", sender.encode(), receiver.encode()))
+
+    def _derived(self, public: bytes, *purpose: bytes) -> bytes:
+        """32 bytes for one purpose that this process and the one with this public key have alone."""
         try:
             shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             raise Refused("a key that nothing can be sealed with") from None
-        ends = sorted([public, self.public])
-        info = b"\0".join([b"tacit/box", sender.encode(), receiver.encode(), *ends])
-        return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, None, info).derive(shared))
+        info = b"\0".join([*purpose, *sorted([public, self.public])])
+        return HKDF(hashes.SHA256(), 32, None, info).derive(shared)

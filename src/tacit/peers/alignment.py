@@ -167,12 +167,17 @@ def answering(
     return _ids(own.finished(_bytes(came.taken[one].arrays["points"]), theirs))
 
 
-def thinned(alignment: Alignment, share: float, parts: Parts, seed: int) -> Alignment:
-    """A share of what is aligned, drawn for each pair from a public seed; of entities, of relations, or of both."""
+def check_share(share: float, parts: Parts) -> None:
+    """Refuse what is no share of what is aligned."""
     if not 0 < share <= 1:
         raise BadValue(f"the share of what is aligned is above 0 and at most 1, not {share}")
     if parts not in ("entities", "relations", "both"):
         raise BadValue(f"parts is entities, relations or both, not {parts!r}")
+
+
+def thinned(alignment: Alignment, share: float, parts: Parts, seed: int) -> Alignment:
+    """A share of what is aligned, drawn for each pair from a public seed; of entities, of relations, or of both."""
+    check_share(share, parts)
 
     def some(ids: Ids, one: int, other: int, kind: Kind) -> Ids:
         if parts not in ("both", "entities" if kind == "entity" else "relations"):

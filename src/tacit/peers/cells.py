@@ -65,6 +65,8 @@ def check_peers(peers: Any, pairing: Any, settings: Settings) -> tuple[dict[str,
         raise BadInput(f"{peers['setting']} is not for private training: expected no [privacy].")
     if not private and peers["setting"].startswith("sound"):
         raise BadInput(f"{peers['setting']} needs private training: expected [privacy] with an epsilon.")
+    if "split" in peers and len(peers["split"]) != 3:
+        raise BadInput(f"found {excerpt(repr(peers['split']))} as peers.split; expected three shares.")
     if wrong := [name for name in peers.get("scorers", ()) if name not in SCORERS]:
         raise BadInput(f"found {excerpt(repr(wrong[0]))} in peers.scorers; expected some of {', '.join(SCORERS)}.")
     if not isinstance(pairing, Mapping):

@@ -41,7 +41,7 @@ from tacit.peers.ppat import PPAT
 from tacit.privacy.events import Segment, less
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.schedule import unrestricted
-from tacit.run import CONFIG, SHAREABLE, Run, environment, protected
+from tacit.run import CONFIG, SHAREABLE, Run, environment, no_claim, protected
 from tacit.settings import Settings, checked_section
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 
@@ -352,7 +352,7 @@ class PeerRun:
         tensors, _ = load_tensors(where)
         claim = read_json(self.path / SHAREABLE / "privacy.json", "tacit.privacy/1", {"guarantee": str})
         model = Model(self.plan.settings.scorer, Tables.of(tensors))
-        return Run.of_model(self.plan.settings, self.graph, model, {}, claim)
+        return Run.of_model(self.plan.settings, self.graph, model, {}, claim_of_rows(claim, self.plan.settings))
 
 
 def share_rows(folder: Path, learner: Learner, said: Mapping[str, Any]) -> None:
@@ -363,6 +363,11 @@ def share_rows(folder: Path, learner: Learner, said: Mapping[str, Any]) -> None:
         return
     names = {"entities": "\n".join(learner.graph.entities), "relations": "\n".join(learner.graph.relations)}
     save_tensors(where, learner.best.tensors(), {"schema": "tacit.shared/1"} | names)
+
+
+def claim_of_rows(claim: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """What is guaranteed of a peer's own rows: of a host that votes its votes are private, and its rows are not."""
+    return claim if isinstance(settings.privacy, Sound) or claim["epsilon"] is None else no_claim(settings)
 
 
 def _check_budget(plan: Plan, budget: str) -> None:
@@ -428,4 +433,5 @@ def met_run(path: Path, party: str | None) -> Run:
     tensors, _ = load_tensors(where / MODEL)
     claims = read_json(path / SHAREABLE / "privacy.json", "tacit.meeting-privacy/1", {"peers": dict})["peers"]
     graph = load_graph(where / "graph.safetensors")
-    return Run.of_model(settings, graph, Model(settings.scorer, Tables.of(tensors)), {}, claims[party])
+    claim = claim_of_rows(claims[party], settings)
+    return Run.of_model(settings, graph, Model(settings.scorer, Tables.of(tensors)), {}, claim)

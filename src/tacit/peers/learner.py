@@ -26,7 +26,7 @@ from tacit.graph import Graph, Split, Vocab
 from tacit.models import Scorer, Tables
 from tacit.models.model import Model
 from tacit.models.translational import Translation
-from tacit.peers.alignment import Aligned, Parts
+from tacit.peers.alignment import Aligned, Parts, check_share
 from tacit.peers.ppat import PPAT, Direct, Judge, Voted, divided, scale_of
 from tacit.privacy.events import Gaussian, Segment, Spent, joined
 from tacit.privacy.pate import GaussianVotes, LaplaceVotes
@@ -128,6 +128,11 @@ class Pairing:
                 raise BadValue(f"{name} is at least 0, not {getattr(self, name)}")
         if not self.within > 0 or not 0 < self.delta < 1:
             raise BadValue("within is above 0, and delta above 0 and below 1")
+        check_share(self.share, self.parts)
+        for name in ("look_sigma", "votes_epsilon", "votes_sigma"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise BadValue(f"{name} is above 0, not {value}")
         if self.mode == "sound" and self.virtual == "neighbours":
             raise BadValue(
                 "which entities are neighbours is what the triples say: in sound mode virtual is predicted or public"
@@ -240,8 +245,13 @@ class Learner:
         """The training of its own graph, which goes on from where it was."""
         if self._fit is None:
             self._fit = Fit(self.settings, [self.graph], numbers=[self.number])
-            self._fit.total_epochs = self.epochs
+            self._fit.total_epochs = self._all_epochs
         return self._fit
+
+    @property
+    def _all_epochs(self) -> int:
+        """All that it may ever train, first trainings that were cut off among them."""
+        return self.epochs + self.again * self.settings.training.epochs
 
     def stream(self, use: Use) -> Stream:
         """Public draws, of their own each time."""
@@ -277,15 +287,22 @@ class Learner:
         return found | {f"drawn.{use}": drawn for use, drawn in self._drawn.items()}
 
     def restore(self, counts: Mapping[str, int], tables: Tables | None, score: float | None) -> None:
-        """Go on after a process was killed. A training that it had begun is paid for, with its look at validation."""
+        """Go on after a process was killed. A training that it had begun is paid for, with its look at validation.
+
+        Its steps are none of a later one's: which steps look at protected triples follows from their numbers, and so
+        what was paid for is what was taken.
+        """
         self._started, self.again, self.trained = bool(counts["started"]), counts["again"], counts["trained"]
         self.looks = counts["started"] + self.again + self.trained
         if self.votes is not None:
             self.votes.votes, self.votes.batches = counts["votes"], counts["batches"]
         self._drawn = {use: counts[f"drawn.{use}"] for use in Use}
-        self._taken = (counts["steps"], counts["epochs"])
+        epochs = self.settings.training.epochs * (counts["started"] + self.again)
+        steps, epochs = self._steps_and_epochs(epochs + self.trained * self.pairing.retrain)
+        self._taken = (max(steps, counts["steps"]), max(epochs, counts["epochs"]))
         self.fit.cohort.steps.fill_(self._taken[0])
         self.fit.cohort.epochs.fill_(self._taken[1])
+        self.fit.total_epochs = self._all_epochs
         self.best, self.score = None if tables is None else tables.like(lambda tensor: tensor.to(self.device)), score
 
     @property
@@ -426,6 +443,7 @@ class Learner:
         if first:
             self.again += self._started
             self._started = True
+            self.fit.total_epochs = self._all_epochs
         else:
             self.trained += 1
         epochs = self.settings.training.epochs if first else self.pairing.retrain
@@ -436,10 +454,12 @@ class Learner:
 
         Looks count as paid for; how good the tables are is not known any more.
         """
-        epochs = self.settings.training.epochs + trained * self.pairing.retrain
+        self.restore(self.counts() | {"started": 1, "trained": trained}, tables, None)
+
+    def _steps_and_epochs(self, epochs: int) -> tuple[int, int]:
+        """How many steps so many epochs have."""
         private, each = self.fit.private, -(-len(self.graph.train) // self.settings.training.batch)
-        steps = epochs * (each if private is None else private.per_epoch[0])
-        self.restore(self.counts() | {"started": 1, "trained": trained, "steps": steps, "epochs": epochs}, tables, None)
+        return epochs * (each if private is None else private.per_epoch[0]), epochs
 
     def learn_from(self, graph: Graph, taken: tuple[int, int] | None = None) -> None:
         """Train on other triples of the same names from now on; steps and epochs count on, or from what was taken."""
@@ -506,7 +526,7 @@ class Learner:
         whole = Tables(made[0], made[1], tables.shared)
         whole.constrain(settings.scorer)
         fit = Fit(settings, [wider], numbers=[self.number], tables=whole)
-        fit.total_epochs = self.epochs
+        fit.total_epochs = self._all_epochs
         fit.cohort.steps.copy_(self.fit.cohort.steps)
         fit.cohort.epochs.copy_(self.fit.cohort.epochs)
         return fit

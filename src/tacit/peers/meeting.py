@@ -34,7 +34,7 @@ from tacit.peers.learner import Learner, Pairing, vector_widths
 from tacit.peers.peer import Peer
 from tacit.privacy.pate import WHY_NONE, LaplaceVotes
 from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
-from tacit.privacy.privatizers import Sound
+from tacit.privacy.privatizers import Confidential, Sound
 from tacit.settings import Settings
 
 STEP, LATENCY = 1e-3, 0.01
@@ -45,6 +45,7 @@ NOR_COVERED = (
     "how long a peer takes to answer",
     "a triple that several peers hold: it costs each of them",
 )
+UNMARKED = "statements that are not marked confidential: everybody may know them"
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,10 @@ def statement(peer: Learner, budget: str | None = None) -> dict[str, Any]:
     delta = privacy.delta if isinstance(privacy, Sound) else pairing.delta
     reserved, spent = peer.spent(reserved=True), peer.spent()
     found = max(epsilon(each, delta) for each in reserved.values())
-    unit = getattr(privacy, "unit", "triple")
+    unit = "one triple"
+    if isinstance(privacy, Sound) and privacy.unit == "group":
+        unit = f"one group of at most {privacy.group} triples"
+    marked = isinstance(privacy, Confidential) or "public" in (pairing.virtual, peer.validation)
     rows = "noisy votes of teachers on disjoint triples" if peer.votes is not None else "nothing"
     if peer.private_rows:
         rows = "its rows, trained privately"
@@ -174,7 +178,7 @@ def statement(peer: Learner, budget: str | None = None) -> dict[str, Any]:
         "epsilon": None if peer.simulated else found,
         "simulated_epsilon": found if peer.simulated else None,
         "delta": delta,
-        "unit": "one triple" if unit == "triple" else f"one group of at most {getattr(privacy, 'group', 1)} triples",
+        "unit": f"{unit} {'of those marked confidential' if marked else 'of a peer'}",
         "what leaves": rows,
         "validation": {"paid": "paid looks, of validation triples", "public": "public validation triples"}.get(
             peer.validation, "nothing that leaves depends on validation triples"
@@ -182,7 +186,12 @@ def statement(peer: Learner, budget: str | None = None) -> dict[str, Any]:
         "releases": {name: [segment.json() for segment in each] for name, each in reserved.items()},
         "spent": {name: [segment.json() for segment in each] for name, each in spent.items()},
         "covers": "every message to other peers, and whatever they make of them",
-        "not_covered": [*NOT_COVERED, *NOR_COVERED, *([] if budget else [WITHOUT_BUDGET])],
+        "not_covered": [
+            *NOT_COVERED,
+            *NOR_COVERED,
+            *([UNMARKED] if marked else []),
+            *([] if budget else [WITHOUT_BUDGET]),
+        ],
     }
 
 

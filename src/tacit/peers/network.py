@@ -3,8 +3,9 @@
 The peer is the one of `tacit.peers.peer`, and does what it does in one process. Here are what carries its messages, and
 what a process needs beside that:
 
-    here    every second, to everybody: the key of this process (`Box`), what was agreed on, what both have in common,
-            whether it rests, how many messages went each way, and how many rows it answered as a host
+    here    every second, to everybody: the key of this process (`Box`), what was agreed on, how much both have in
+            common and a tag of what that is, whether it rests, how many messages went each way, and how many rows it
+            answered as a host
     tell    one message, sealed for the other's process; nobody has to answer
     bye     it leaves
 
@@ -39,19 +40,23 @@ from tacit.parties import Kind
 from tacit.peers.alignment import Aligned, bounds_of, by_rows, by_talk
 from tacit.peers.kept import Journal, Lines, PeerRun
 from tacit.peers.learner import Learner, Trained, vector_widths
-from tacit.peers.peer import Job, Peer
+from tacit.peers.peer import MOST, Job, Peer
 
 LOG = logging.getLogger(__name__)
 BEAT, CALM, TICK = 1.0, 3.0, 0.05
 """Seconds between two signs of life; of quiet before a meeting ends; between looks at a training that goes on."""
 ATTEMPTS = 16
 """Intersections of names with one peer, however often that is started again: each answers what it asks for."""
-MOST = 4096
-"""Handshakes with one peer that are heard of."""
+NAMES = 1 << 20
+"""Names that a peer may have for an intersection: each side does two multiplications of points for each."""
+NEWS = 8
+"""Handshakes whose books change from one sign of life to the next, at most: there is one at a time."""
 EARLY = 1024
 """Offers and invitations that are kept for a peer that has not begun."""
 SMALL = 1 << 12
 """Bytes of either of these."""
+TALK = ("blinded", "passed")
+"""What the messages of an intersection are called."""
 Row = tuple[str, str, str, str, Kind]
 """A link: a peer, its name for something, another peer, that one's name for it, and of which kind."""
 
@@ -80,10 +85,14 @@ class Other:
     heard: float = -math.inf
     odd: str = ""
     """Why it is left out."""
+    other_names: bool = False
+    """Whether this process of it means other names by what both have than an earlier one did."""
     vectors: bool = True
     bounds: tuple[int, int] = (0, 0)
-    has: list[int] | None = None
-    """How many entities and relations it says that both have."""
+    has: list[Any] | None = None
+    """How many entities and relations it says that both have, and a tag of these."""
+    agreed: bool = False
+    """Whether both mean the same by what both have."""
     rests: bool = False
     left: bool = False
     letters: int = 0
@@ -100,28 +109,24 @@ class Other:
 
 
 class Doing(threading.Thread):
-    """A training, in a thread of its own: messages are answered meanwhile."""
+    """Work in a thread of its own: messages are answered meanwhile. `then` takes what it found."""
 
-    def __init__(self, job: Job, learner: Learner):
+    def __init__(self, work: Callable[[], Any], then: Callable[[Any], None]):
         super().__init__(name="tacit-peer", daemon=True)
-        self.job, self.learner = job, learner
-        self.trained: Trained | None = None
+        self.work, self.then = work, then
+        self.found: Any = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            trained = self.job.run()
-            if self.job.what == "first":
-                self.learner.ready()
-            self.trained = trained
+            self.found = self.work()
         except BaseException as error:  # noqa: BLE001 - it is raised where it is heard
             self.error = error
 
-    def result(self) -> Trained:
+    def end(self) -> None:
         if self.error is not None:
             raise self.error
-        assert self.trained is not None
-        return self.trained
+        self.then(self.found)
 
 
 class Guest:
@@ -168,6 +173,11 @@ class Guest:
         }
         self._by_number = {other.number: other for other in self.others.values()}
         self.links = {name: self._links_with(other, links or ()) for name, other in self.others.items()}
+        for other in self.others.values():
+            self._by_links(other)  # a name that is not here is found now, and not when the other comes
+        if links is None and max(bounds_of(run.graph)) > NAMES:
+            raise TacitError(f"an intersection is of {NAMES:,} names at most, and this graph has more: give a file of "
+                             "links")  # fmt: skip
         self.box = Box(run.name)
         self.peer: Peer | None = None
         self.refused = 0
@@ -175,6 +185,7 @@ class Guest:
         """What is done every second."""
         self.transcript = Transcript(lambda record: keep)
         self._early: list[Message] = []
+        self._digests: dict[str, bytes] = {}
         self._doing: Doing | None = None
         self._calm: float | None = None
         self._told = 0
@@ -198,7 +209,7 @@ class Guest:
                 if self.now >= beat + BEAT:
                     beat = self.now
                     self._beat()
-                if self.peer is None and self._all_here(self.now - self._started):
+                if self.peer is None and self._doing is None and self._all_here(self.now - self._started):
                     self._begin()
                 self._look_after()
                 came = self.post.receive(self._pause(beat))
@@ -230,7 +241,7 @@ class Guest:
     def _all_here(self, waited: float) -> bool:
         """Whether to begin: with everybody, or with those who came in time."""
         wanted = [other for other in self.others.values() if not other.odd]
-        there = [other for other in wanted if other.name in self.run.used]
+        there = [other for other in wanted if other.agreed]
         if len(there) == len(wanted) and there:
             return True
         if waited < self.wait:
@@ -243,21 +254,29 @@ class Guest:
 
     def _begin(self) -> None:
         """Train, or go on where an earlier process of this peer was."""
-        run, now = self.run, self.now
-        if run.began is None:
-            run.began = sorted(run.used)
-            run.save_aligned()
-        learner = run.learner({name: run.used[name] for name in run.began})
+        run = self.run
+        agreed = sorted(name for name, other in self.others.items() if other.agreed)
+        names = agreed if run.began is None else run.began
+        learner = run.learner({name: run.used[name] for name in names})
         if not learner.aligned:
             raise TacitError("none of the peers that came has a name in common with this graph. Are the names written "
                              "the same way everywhere? If not, give a file of links.")  # fmt: skip
+        if run.began is None:
+            run.began = names
+            run.save_aligned()
+        if self.journal.begun:
+            self._do(learner.ready, lambda found: self._go(learner))
+        else:
+            self._go(learner)
+
+    def _go(self, learner: Learner) -> None:
+        run = self.run
+        assert run.began is not None
         for name, aligned in run.used.items():
             if name not in run.began and len(aligned):
                 learner.join(self.others[name].number, aligned)
         self.peer = Peer(learner)
-        if self.journal.begun:
-            learner.ready()
-        said = self.journal.start(self.peer, now)
+        said = self.journal.start(self.peer, self.now)
         run.pay(learner)
         run.state(learner)
         self._after(said)
@@ -267,14 +286,16 @@ class Guest:
 
     def _look_after(self) -> None:
         """What is due: a training that has ended, a timer."""
-        peer, doing = self.peer, self._doing
-        if peer is None:
-            return
+        doing = self._doing
         if doing is not None and not doing.is_alive():
             self._doing = None
-            self._after(peer.finish(doing.result(), self.now))
-        if peer.alarm <= self.now:
-            self._after(peer.wake(self.now))
+            doing.end()
+        if self.peer is not None and self.peer.alarm <= self.now:
+            self._after(self.peer.wake(self.now))
+
+    def _do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._doing = Doing(work, then)
+        self._doing.start()
 
     def _after(self, said: Sequence[Message]) -> None:
         """Write down what was used up; then send what the peer says, and begin what it wants, while there is time."""
@@ -288,8 +309,7 @@ class Guest:
             self._send(message)
         if (job := peer.take_job()) is not None and self.now < self._until:
             self._tell("trains", why=job.what)
-            self._doing = Doing(job, peer.learner)
-            self._doing.start()
+            self._do(lambda: _done(job, peer.learner), lambda trained: self._after(peer.finish(trained, self.now)))
 
     def _over(self) -> bool:
         """Whether nobody has anything left, for a while."""
@@ -315,7 +335,7 @@ class Guest:
             self._greet(other)
 
     def _greet(self, other: Other) -> None:
-        peer, aligned = self.peer, self.run.aligned.get(other.name)
+        peer = self.peer
         plan, scorer = self.plan, self.plan.settings.scorer
         books = {} if peer is None else {str(number): rows for (who, number), rows in peer.answered.items()
                                          if who == other.number}  # fmt: skip
@@ -323,7 +343,7 @@ class Guest:
             "box": self.box.public.hex(), "yours": other.public.hex(), "version": VERSION, "terms": plan.terms(),
             "links": _digest(self.links[other.name]), "bounds": list(bounds_of(self.run.graph)),
             "vectors": vector_widths(scorer, plan.settings.dim)[1] is not None,
-            "aligned": None if aligned is None else [len(aligned.entity), len(aligned.relation)],
+            "aligned": self._common(other),
             "rests": peer is not None and peer.resting, "sent": other.sent, "got": other.got, "answered": books,
         })  # fmt: skip
 
@@ -336,9 +356,9 @@ class Guest:
             LOG.warning("%s", error)
 
     def _send(self, message: Message) -> None:
-        """One message, sealed. Whoever was not met does not get it, and would not know what to do with it."""
+        """One message, sealed. Whoever was not met, or means other rows, would not know what to do with it."""
         other = self._by_number[message.receiver]
-        if not other.met:
+        if not other.met or not (other.agreed or message.kind in TALK):
             return
         self._record(message)
         other.sent += 1
@@ -375,6 +395,7 @@ class Guest:
         new, other.heard = public != other.public, self.now
         if new:
             other.public, other.met, other.talk, other.attempts = public, False, None, 0
+            other.agreed = other.other_names = False
             other.sent = other.got = other.their_sent = other.their_got = 0
             other.left = other.rests = False
         fresh = says["yours"] == self.box.public.hex()
@@ -397,23 +418,30 @@ class Guest:
             other.since = self.now
             self._tell("met", other=other.name)
         self._align(other)
+        before, other.agreed = other.agreed, other.has is not None and other.has == self._common(other)
+        news = other.agreed and not before
+        if news:
+            self._greet(other)  # so that it knows, too, before it hears of rows
         if self.peer is not None:
             self._books(other, says["answered"])
-            self._after(self.peer.met(other.number, self.now) if first else ())
+            self._after(self.peer.met(other.number, self.now) if news else ())
 
     def _books(self, other: Other, answered: Mapping[str, int]) -> None:
-        """How many rows the other says that it answered; of so many handshakes, and no more."""
+        """How many rows the other says that it answered: of so many handshakes, of rows that these may have."""
         assert self.peer is not None
-        told = self.peer.told
-        room = MOST - sum(who == other.number for who, _ in told)
+        told, most = self.peer.told, self.plan.pairing.ppat.passes * len(self.run.used.get(other.name, ()))
+        room, news = MOST - sum(who == other.number for who, _ in told), 0
         for text, rows in answered.items():
             place = (other.number, int(text))
-            if place in told or room > 0:
+            if news < NEWS and told[place] < rows <= most and (place in told or room > 0):
                 room -= place not in told
+                news += 1
                 told[place] = rows
 
     def _difference(self, other: Other, says: Mapping[str, Any]) -> str:
         """What the other means that is not meant here, in words; empty: nothing."""
+        if other.other_names:
+            return "has other names than it had before"
         if says["version"] != VERSION:
             return f"speaks version {says['version']}, and this side version {VERSION}"
         for name, here in self.plan.terms().items():
@@ -421,6 +449,8 @@ class Guest:
                 return f"means another meeting: {name} is {excerpt(str(there))} there, and {excerpt(str(here))} here"
         if says["links"] != _digest(self.links[other.name]):
             return "has other links than there are here"
+        if self.plan.alignment == "private" and max(says["bounds"]) > NAMES:
+            return f"has more names than the {NAMES:,} that an intersection is of: give a file of links"
         return ""
 
     def _told_by(self, other: Other, letter: Letter) -> None:
@@ -434,8 +464,10 @@ class Guest:
         other.heard = other.since = self.now
         other.got += 1
         self._record(message)
-        if message.kind in ("blinded", "passed"):
+        if message.kind in TALK:
             self._talked(other, message)
+        elif not other.agreed:
+            raise Refused("of somebody who means other rows, or has not said yet which")
         elif self.peer is not None:
             self._after(self.peer.receive(message, self.now))
         elif message.kind in ("offer", "invite") and message.size < SMALL and len(self._early) < EARLY:
@@ -452,21 +484,35 @@ class Guest:
         return sorted(found)
 
     def _align(self, other: Other) -> None:
-        """Find out what both have, if one of them does not know it."""
+        """Find out what both have, if one of them does not know it, or the two do not mean the same."""
         run, first = self.run, self.number < other.number
         if other.name not in run.aligned and self.plan.alignment == "links":
-            self._aligned(other, by_rows(self.links[other.name], run.graph, first=first))
+            self._aligned(other, self._by_links(other))
         known = run.aligned.get(other.name)
         if known is not None and other.name not in run.used:
             self._aligned(other, known)
-        if known is not None and other.has == [len(known.entity), len(known.relation)]:
+        if self.plan.alignment == "links" or (known is not None and other.has == self._common(other)):
             return
         late = self.now - other.since > self.within
-        if self.plan.alignment == "links" or not first or not (other.talk is None or late):
-            return
-        if other.talks < ATTEMPTS:
+        if known is not None and other.has is not None and late:
+            other.other_names = True
+        elif first and other.talks < ATTEMPTS and (late or (other.talk is None and not (known and other.attempts))):
             other.since = self.now
             self._open_talk(other, other.attempts + 1)
+
+    def _by_links(self, other: Other) -> Aligned:
+        return by_rows(self.links[other.name], self.run.graph, first=self.number < other.number, where="--links")
+
+    def _common(self, other: Other) -> list[Any] | None:
+        """What is said of what both have: how much, and a tag by which the other sees whether it means the same."""
+        aligned, graph = self.run.aligned.get(other.name), self.run.graph
+        if aligned is None or not other.public:
+            return None
+        if (digest := self._digests.get(other.name)) is None:
+            names = [graph.entities[n] for n in aligned.entity] + [graph.relations[n] for n in aligned.relation]
+            same = _digest(self.links[other.name]) if self.plan.alignment == "links" else "\n".join(map(repr, names))
+            digest = self._digests[other.name] = hashlib.sha256(same.encode(errors="surrogatepass")).digest()
+        return [len(aligned.entity), len(aligned.relation), self.box.tag(other.public, digest)]
 
     def _open_talk(self, other: Other, attempt: int) -> None:
         first = self.number < other.number
@@ -504,15 +550,15 @@ class Guest:
         before = run.aligned.get(other.name)
         if before is not None and other.name in run.used:
             if (before.entity.tolist(), before.relation.tolist()) != (found.entity.tolist(), found.relation.tolist()):
-                other.odd = "has other names than it had before"
-                LOG.warning("%s is left out: it %s", other.name, other.odd)
+                other.other_names = True
             return
         run.aligned[other.name] = found
         run.use(other.name, other.vectors)
         self._tell("aligned", other=other.name, entities=len(found.entity), relations=len(found.relation))
         used = run.used[other.name]
-        if self.peer is not None and len(used) and self.peer.learner.join(other.number, used):
-            self._after(self.peer.met(other.number, self.now))
+        if self.peer is not None and len(used):
+            self.peer.learner.join(other.number, used)
+        self._greet(other)
 
     # -- what is written down ------------------------------------------------------------------------------------------
 
@@ -533,6 +579,14 @@ class Guest:
         self.on_event({"event": what} | more)
 
 
+def _done(job: Job, learner: Learner) -> Trained:
+    """A training; after the first one, what a first handshake would take long for."""
+    trained = job.run()
+    if job.what == "first":
+        learner.ready()
+    return trained
+
+
 def _digest(links: Sequence[tuple[str, str, Kind]]) -> str:
     return hashlib.sha256("\n".join("\t".join(row) for row in links).encode()).hexdigest() if links else ""
 
@@ -544,9 +598,12 @@ def _checked(says: Mapping[str, Any]) -> bytes:
              "answered": dict}  # fmt: skip
     if says.keys() != kinds.keys() or any(not isinstance(says[name], kind) for name, kind in kinds.items()):
         raise Refused("a sign of life that does not say what it should")
-    for numbers in (says["bounds"], says["aligned"] or [0, 0]):
+    *common, tag = says["aligned"] or [0, 0, ""]
+    for numbers in (says["bounds"], common):
         if len(numbers) != 2 or any(type(number) is not int or not 0 <= number < 1 << 40 for number in numbers):
             raise Refused("a sign of life with numbers that are none")
+    if not isinstance(tag, str):
+        raise Refused("a tag that is none")
     if len(says["answered"]) > MOST:
         raise Refused("books of more handshakes than there can be")
     for name, rows in says["answered"].items():

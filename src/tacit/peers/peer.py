@@ -38,6 +38,8 @@ Tensor = Any
 State = Literal["ready", "busy", "sleep"]
 WIDEST, MOST_NUMBERS = 1 << 12, 1 << 27
 """Numbers of a row that a client translates into, at most: the matrix is as wide. And of all rows together."""
+MOST = 4096
+"""Handshakes with one host, as many as are kept account of."""
 ROUNDED = 1e-3
 """How far from orthogonal a map may be that comes from outside."""
 BOOKS = ("answered", "taught", "told")
@@ -198,6 +200,8 @@ class Peer:
 
     def left(self, other: int, now: float) -> None:
         """Someone went away: what was begun with it is given up. Votes that it had stay counted."""
+        self._queue = deque(entry for entry in self._queue if entry[0] != other)
+        self._later = [entry for entry in self._later if entry[1] != other]
         begun = self._serving.pop(other, None) is not None
         if self._asking is not None and self._asking.client == other:
             self._asking, begun = None, True
@@ -226,9 +230,11 @@ class Peer:
     def finish(self, trained: Trained, now: float) -> list[Message]:
         """What became of a job: it is kept if it is better than ever before."""
         what, self._doing = self._doing, None
-        if what == "first" and trained.score is None:
-            raise TacitError(f"the first training of peer {self.number} diverged: lower its learning rate")
         better, leaves = self.learner.improves(trained), self.learner.leaves
+        if what == "first" and trained.score is None:
+            if leaves:
+                raise TacitError(f"the first training of peer {self.number} diverged: lower its learning rate")
+            self.learner.best = trained.tables  # others would see that it ends: it votes, with rows worth nothing
         # Whether a host improved whose rows may not leave is nobody's business: what it does next does not follow it,
         # for others see how many trainings it had left to invite them.
         if better if leaves else what != "self":
@@ -312,8 +318,8 @@ class Peer:
     def _start_client(self) -> None:
         """Put refined rows in place of the own ones, of all handshakes that ended, and train."""
         learner, tables = self.learner, self.learner.kept
-        for host, generator in self._updates:
-            refined = generator.refined(learner.vectors(host, tables))
+        for host, generator in self._updates:  # where two refined one row, the later one counts
+            refined = generator.refined(learner.vectors(host))
             if bool(refined.isfinite().all()):
                 tables = learner.placed(host, refined, tables)
         self._updates.clear()
@@ -456,7 +462,7 @@ class Peer:
         agreed = {"count": len(learner.aligned[host]), "epochs": ppat.passes, "batch": ppat.batch}
         width = says["width"]
         fits = agreed.items() <= says.items() and 1 <= width <= WIDEST and width * says["count"] <= MOST_NUMBERS
-        if not learner.leaves or not fits:
+        if not learner.leaves or not fits or sum(who == host for who, _ in self.taught) >= MOST:
             return [self._message("answer", host, handshake=handshake, answer="no")]
         if self.state == "busy" or learner.best is None:
             return [self._message("answer", host, handshake=handshake, answer="busy")]

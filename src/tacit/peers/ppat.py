@@ -116,10 +116,10 @@ class Generator:
         self.rows, self.settings = rows, settings
         self.factor = scale / scale_of(rows)
         self._scaled = self.factor * rows
-        square = torch.from_numpy(stream.normal(max(width, own) ** 2)).reshape(max(width, own), -1)
-        turned, corner = torch.linalg.qr(square)
-        turned = turned * corner.diagonal().sign()  # every orthogonal matrix as likely as any other
-        self.weight = turned[:width, :own].float().contiguous().to(rows.device)
+        tall = torch.from_numpy(stream.normal(width * own)).reshape(max(width, own), -1)
+        turned, corner = torch.linalg.qr(tall)
+        turned = turned * corner.diagonal().sign()  # every orthogonal map as likely as any other
+        self.weight = (turned if width >= own else turned.T).float().contiguous().to(rows.device)
         self.velocity = torch.zeros_like(self.weight)
         self.best = self.weight.clone()
 
@@ -136,7 +136,9 @@ class Generator:
         rate, beta, pull = self.settings.learning_rate, self.settings.momentum, self.settings.orthogonal
         velocity = torch.addmm(self.velocity, gradient.T, self._scaled[which], beta=beta)
         weight = torch.sub(self.weight, velocity, alpha=rate)
-        weight = torch.addmm(weight, weight @ weight.T, weight, beta=1 + pull, alpha=-pull)
+        wide, own = weight.shape  # of W W^T W, the smaller product first
+        ends = (weight @ weight.T, weight) if wide <= own else (weight, weight.T @ weight)
+        weight = torch.addmm(weight, *ends, beta=1 + pull, alpha=-pull)
         fine = weight.isfinite().all()  # else it ran away: begin again from the best so far. Nobody waits to know
         self.weight = torch.where(fine, weight, self.best)
         self.velocity = torch.where(fine, velocity, 0.0)
