@@ -1010,6 +1010,20 @@ def test_tensors_are_read_alike_from_files_and_from_bytes(tmp_path):
         parse_tensors(struct.pack("<Q", len(header)) + header)
 
 
+@given(
+    st.integers(9, 30_000),
+    st.sampled_from(["1e308", "9" * 300, "-1", "2.0", "true", "281474976710657", '"3"', "null", "[1]"]),
+)
+def test_shapes_that_no_tensor_has_are_refused_at_once(axes, odd):
+    """To multiply tens of thousands of numbers with a thousand bits would take hours."""
+    for shape in (f"[{odd}]", f"[{','.join([odd] * axes)}]", f"[{','.join(['1'] * axes)}]"):
+        header = f'{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[0,1]}}}}'.encode()
+        began = time.process_time()
+        with pytest.raises(BadInput, match="has a shape that no tensor has"):
+            parse_tensors(struct.pack("<Q", len(header)) + header + b"0")
+        assert time.process_time() - began < 0.5
+
+
 # -- a ledger on disk --------------------------------------------------------------------------------------------------
 
 
