@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from tacit import Graph
 from tacit.attacks.liars import (
@@ -32,7 +35,9 @@ from tacit.clinic import clinic
 from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.keys import Identity, make
 from tacit.federation.letters import Away
+from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID
+from tacit.ledger.committee import LATE
 from tacit.ledger.defence import Defence, Pile
 from tacit.ledger.gathering import Gathering, MemoryLedger
 from tacit.ledger.ledger import Ledger
@@ -727,6 +732,86 @@ def test_weights_that_cannot_be_read_are_named_and_left_out(shape):
     bad = ledger.publish(WHO[1], Update(model, (model,), ledger.blobs.put(data), len(data))).cid
     assert "no whole safetensors file" in provider(ledger).step().left_out[bad]
     assert len(ledger.verify().faults) == 1
+
+
+def junk(ledger, who, count):
+    """Records of weights that are nowhere."""
+    model = ledger.dag.branch("drugs").cid
+    return [ledger.publish(who, Update(model, (model,), CID.of(f"{ledger.head}{n}".encode()), 100)) for n in
+            range(count)]  # fmt: skip
+
+
+@given(st.lists(st.floats(0.1, 10_000), min_size=1, max_size=60))
+@hypothesis_settings(max_examples=20)
+def test_weights_that_are_nowhere_are_asked_for_less_and_less_often(pauses):
+    ledger, now, asked = a_ledger(), [0.0], []
+    provider(ledger, 1).step()
+    node = newest(ledger)
+    data = ledger.blobs._data.pop(node.update.weights)
+    ledger.blobs.get = lambda cid, largest, get=ledger.blobs.get: asked.append(now[0]) or get(cid, largest)
+    shelf = Shelf(ledger, clock=lambda: now[0])
+    for pause in (0, *pauses):
+        now[0] += pause
+        with pytest.raises(Withheld, match="are not here"):
+            shelf.rows(node)
+    waits = np.diff(asked)
+    assert all(wait >= min(2.0 * 2**n, 3600) for n, wait in enumerate(waits))
+    assert all(wait <= min(2.0 * 2**n, 3600) + max(pauses) for n, wait in enumerate(waits))
+    ledger.blobs.put(data)
+    now[0] += 3600
+    assert shelf.rows(node).entities == tuple(SMALL[1].entities)
+
+
+def test_a_committee_does_not_wait_for_weights_that_are_nowhere(monkeypatch):
+    """Each look asks at most once for those of one provider, and none for ever; what is there is voted on."""
+    ledger, asked = a_ledger(committee=1, quorum=1, standing=1, batch=5), []
+    now, one, other = [0.0], provider(ledger, 1, updates=50), provider(ledger, 2, updates=50)
+    one.shelf = Shelf(ledger, clock=lambda: now[0])
+    one.step()
+    while not (ledger.dag.branch("drugs").committee.seats.get(ledger.dag.branch("drugs").committee.batch)):
+        one.serve()
+        junk(ledger, WHO[0], 1)
+    liars = junk(ledger, WHO[0], 3)
+    honest = other.step().update
+    get = ledger.blobs.get
+    monkeypatch.setattr(ledger.blobs, "get", lambda cid, largest: asked.append(cid) or get(cid, largest))
+    one.serve()
+    assert ledger.dag.outcome(honest) != "undecided"
+    missing = {record.body.weights for record in liars}
+    assert len(missing & set(asked)) == 1
+    for _ in range(5):
+        one.serve()
+    assert set(asked) == missing | {ledger.dag.nodes[honest].update.weights}
+    assert len(asked) == 4
+    for _ in range(50):
+        now[0] += 3600
+        one.serve()
+    assert 50 <= len(asked) < 60
+    junk(ledger, WHO[0], 5 * (LATE + 2))
+    assert not set(one.branch.committee.due(WHO[1].public)) & {record.cid for record in liars}
+
+
+@given(st.integers(5, 300))
+@hypothesis_settings(max_examples=5)
+def test_whoever_floods_the_ledger_hides_nobody_and_sets_no_pace(many):
+    ledger = a_ledger()
+    others = {provider(ledger, n).step().update for n in range(3)}
+    one = provider(ledger, 3, recent=20)
+    assert one.news()
+    first = one.step()
+    assert set(first.taken) == others
+    assert not one.news()
+    for _ in range(many):
+        ledger.publish(WHO[4], Update(one.model, (one.model,), CID.of(ledger.head.encode()), 100))
+    nodes, _ = one.candidates()
+    assert others < {node.cid for node in nodes}
+    assert not one.news()
+    copied = newest(ledger).parents or ledger.dag.nodes[first.update]
+    ledger.publish(WHO[4], replace(copied.update, parents=(one.model,)))
+    assert not one.news()
+    assert others <= {node.cid for node in one.candidates()[0]}
+    provider(ledger, 0).step()
+    assert one.news()
 
 
 def test_forged_updates_are_never_candidates():

@@ -28,6 +28,8 @@ from tacit.federation.keys import Identity, fingerprint
 from tacit.ledger.cbor import CID
 from tacit.ledger.record import MOST_BATCHES, Beacon, Model, Verdict
 
+LATE = 16
+"""Batches after which a member gives up what it could not judge. A vote counts whenever it comes."""
 Outcome = Literal["accepted", "rejected", "undecided"]
 
 
@@ -162,9 +164,11 @@ class Committee:
         return self._placed[update][0]
 
     def due(self, by: bytes) -> tuple[CID, ...]:
-        """The updates that a member has yet to vote on."""
-        mine = {batch for batch, seats in self.seats.items() if by in seats}
-        return tuple(
-            update for update, (batch, whose) in self._placed.items()
-            if batch in mine and whose != by and by not in self._votes.get(update, {})
-        )  # fmt: skip
+        """The updates that a member has yet to vote on, of this batch and the last ones before it."""
+        found = []
+        for update, (batch, whose) in reversed(self._placed.items()):
+            if batch < self.batch - LATE:
+                break
+            if by in self.seats.get(batch, ()) and whose != by and by not in self._votes.get(update, {}):
+                found.append(update)
+        return tuple(reversed(found))

@@ -51,6 +51,8 @@ class Branch:
     nodes: list[Node] = field(default_factory=list)
     """In the order of the log."""
     open_ends: dict[CID, Node] = field(default_factory=dict)
+    owners: dict[CID, bytes] = field(default_factory=dict)
+    """Of weights: who named them first."""
 
     @property
     def tips(self) -> list[Node]:
@@ -191,6 +193,7 @@ class Dag:
             parent.live += 1
             branch.open_ends.pop(parent.cid, None)
         branch.nodes.append(node)
+        branch.owners.setdefault(update.weights, by)
         branch.open_ends[cid] = self.nodes[cid] = node
         branch.committee.add_update(cid, by)
 
