@@ -35,6 +35,7 @@ from tacit.clinic import clinic
 from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.keys import Identity, make
 from tacit.federation.letters import Away
+from tacit.graph import Split, Vocab
 from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID
 from tacit.ledger.committee import LATE
@@ -310,6 +311,46 @@ def test_it_does_not_go_on_with_other_settings_or_names():
         provider(ledger, wanted=private(sigma=1.0))
     with pytest.raises(TacitError, match="other names"):
         provider(ledger, wanted=private(), graph=SMALL[1])
+
+
+def test_other_settings_need_the_holding_that_paid(tmp_path):
+    """A holding that knows nothing of earlier updates does not keep account of them."""
+    ledger = a_ledger()
+    mine = [Holding.begin(name, epsilon=1000.0, delta=1e-5, home=tmp_path) for name in ("one", "two")]
+    for _ in range(2):
+        provider(ledger, wanted=private(), holding=mine[0]).step()
+    for holding in mine[1:]:
+        with pytest.raises(TacitError, match="'two' did not pay for 2 of the earlier updates"):
+            provider(ledger, wanted=private(sigma=7.0), holding=holding)
+    again = provider(ledger, wanted=private(sigma=7.0), holding=mine[0])
+    again.step()
+    assert again.statement()["epsilon"] >= epsilon(mine[0].spent, 1e-5)
+    assert len(mine[0].charges) == again.published == 3
+    provider(ledger, 1, wanted=private()).step()
+    with pytest.raises(TacitError, match="'one' did not pay for 1 of"):
+        provider(ledger, 1, wanted=private(), holding=mine[0])
+
+
+@pytest.mark.parametrize("paid", [False, True])
+def test_updates_under_one_key_protect_the_same(tmp_path, paid):
+    """An epsilon for a triple and one for five do not add up, whoever keeps account."""
+    ledger, graph = a_ledger(), SMALL[0]
+    holding = Holding.begin("north", epsilon=1000.0, delta=1e-5, home=tmp_path) if paid else None
+    number = np.arange(len(graph.train)) // 5
+    grouped = replace(graph, groups=Vocab([f"{n:05d}" for n in range(number[-1] + 1)]),
+                      **{name: Split(split.triples, group=(number if name == "train" else
+                                                           np.full(len(split), -1)).astype(np.int32))
+                         for name, split in graph.splits.items()})  # fmt: skip
+    provider(ledger, wanted=private(size=2000), graph=grouped, holding=holding).step()
+    with pytest.raises(TacitError, match="what they cost does not add up"):
+        provider(ledger, wanted=private(size=2000, unit="group", group=5), graph=grouped, holding=holding)
+    with pytest.raises(TacitError, match="these settings claim nothing" if paid else "other settings"):
+        provider(ledger, graph=grouped, holding=holding)
+    one = provider(ledger, wanted=private(size=2000), graph=grouped, holding=holding)
+    assert one.statement()["epsilon"] > 0
+    data = ledger.blobs.get(newest(ledger).update.weights, newest(ledger).update.size)
+    ledger.publish_rows(WHO[0], "drugs", data, replace(one.claim(), unit="one patient"))  # by another process, say
+    assert one.statement()["epsilon"] is None
 
 
 def test_as_a_process(tmp_path):

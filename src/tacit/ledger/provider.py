@@ -349,15 +349,35 @@ class Provider:
         if rows.entities != tuple(self.graph.entities) or rows.relations != tuple(self.graph.relations):
             raise TacitError("the last update under this key is of a graph with other names: go on with that graph, or "
                              "with another key")  # fmt: skip
-        if self.holding is None and any(node.update.privacy is not None for node in mine):
-            claimed = joined(s for node in mine for s in (node.update.privacy.releases if node.update.privacy else ()))
-            if claimed != self.released(len(mine)):
-                raise TacitError(
-                    "earlier updates under this key were trained with other settings, and no budget keeps account of "
-                    "both: go on with those settings, or open a holding (tacit budget open)"
-                )
+        self._check_earlier([node.update.privacy for node in mine if node.update.privacy is not None], len(mine))
         self.own = self.base = Tables(rows.entity, rows.relation)
         self.learner.resume(self.own, min(len(mine), self.terms.updates) - 1)
+
+    def _check_earlier(self, claims: Sequence[Claim], updates: int) -> None:
+        """What was claimed before is accounted for, and of the same unit: else no epsilon holds for all of it."""
+        if not claims:
+            return
+        if self.holding is not None:
+            paid = {self.holding.entries[each.number].hash: each.spent for each in self.holding.charges}
+            unpaid = sum(paid.get(each.holding.hex()) != joined(each.releases) for each in claims)
+            if unpaid:
+                raise TacitError(
+                    f"the holding {self.holding.name!r} did not pay for {unpaid:,} of the earlier updates under this "
+                    "key: go on with the holding that did, or with none and with those settings, or with another key"
+                )
+        elif joined(segment for each in claims for segment in each.releases) != self.released(updates):
+            raise TacitError(
+                "earlier updates under this key were trained with other settings, and no budget keeps account of "
+                "both: go on with those settings, or with the holding that paid for them, or with another key"
+            )
+        now = self.claim()
+        for each in claims:
+            if now is None or (each.unit, each.neighbours) != (now.unit, now.neighbours):
+                protects = "claim nothing" if now is None else f"protect {now.unit} ({now.neighbours})"
+                raise TacitError(
+                    f"earlier updates under this key protect {each.unit} ({each.neighbours}), and these settings "
+                    f"{protects}: what they cost does not add up. Go on with those settings, or with another key"
+                )
 
     # -- one look ------------------------------------------------------------------------------------------------------
 
@@ -569,6 +589,8 @@ class Provider:
             if self.learner.simulated:
                 why = "the noise follows a seed: whoever knows it can take the noise away"
             return {"guarantee": "none", "epsilon": None, "why": [why]}
+        if any((each.unit, each.neighbours) != (claim.unit, claim.neighbours) for each in mine if each is not None):
+            return {"guarantee": "none", "epsilon": None, "why": ["updates under this key protect different units"]}
         from tacit.privacy.accountant import epsilon
 
         parts = [segment for each in mine if each is not None for segment in each.releases]
