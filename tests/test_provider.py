@@ -44,7 +44,7 @@ from tacit.ledger.gathering import Gathering, MemoryLedger
 from tacit.ledger.ledger import Ledger
 from tacit.ledger.process import LOOKS, provide
 from tacit.ledger.provider import DEFAULT, Look, Provider, Shelf, Terms, first_tables
-from tacit.ledger.record import Claim, Genesis, Model, Record, Update
+from tacit.ledger.record import LARGEST, Claim, Genesis, Model, Record, Update
 from tacit.models import Tables
 from tacit.models.model import Model as Scored
 from tacit.models.translational import TransE
@@ -508,6 +508,21 @@ def test_a_chain_that_has_ended_stops_nobody(monkeypatch):
     ledger = a_ledger(committee=1, quorum=1, standing=1)
     monkeypatch.setattr("tacit.ledger.committee.Committee.batch", property(lambda self: 1 << 14))
     provider(ledger).serve()
+
+
+def test_votes_on_a_large_batch_are_several_verdicts(monkeypatch):
+    """A record has 64 KiB: what was longer was never published."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1, batch=700)
+    one = provider(ledger)
+    updates = junk(ledger, WHO[1], 650)
+    monkeypatch.setattr("tacit.ledger.committee.Committee.due", lambda self, by: tuple(each.cid for each in updates))
+    monkeypatch.setattr(one, "piles", lambda nodes, left_out: ([], nodes))
+    for why in ("x" * 300, None):
+        monkeypatch.setattr("tacit.ledger.defence.Defence.judge", lambda self, piles, why=why: [why])
+        made = one.verdicts()
+        assert all(len(Record.sign(WHO[0], each).data) < LARGEST for each in made)
+        voted = [cid for each in made for cid in (*each.accepted, *(cid for cid, _ in each.rejected))]
+        assert voted == sorted(each.cid for each in updates)
 
 
 def test_who_does_not_serve_publishes_no_numbers():

@@ -57,6 +57,8 @@ EACH = 4
 """How many of one provider's updates are looked at: whoever publishes many hides nobody."""
 FIRST_WAIT, LONGEST_WAIT = 2.0, 3600.0
 """Seconds until weights that could not be had are asked for again: twice as many each time, up to an hour."""
+VOTES = 200
+"""In one verdict: with a long reason for each it is still a record."""
 PROBES, RELATIONS = 32, 8
 """Heads that are asked for the tails of every relation, and how many relations at once."""
 NOT_SHARED = "a provider publishes rows of entities and relations: this scorer has weights beside them"
@@ -663,7 +665,7 @@ class Provider:
         committee = self.branch.committee
         if not self.terms.serve or not committee.rule.committee:
             return
-        for batch in (0, committee.batch + 1):
+        for batch in committee.to_stand(self.who.public):
             with suppress(Refused):
                 beacon = Beacon(self.model, batch, own_number(self.who, self.model, batch))
                 committee.check_beacon(beacon, self.who.public)
@@ -692,7 +694,9 @@ class Provider:
                 votes.setdefault(self.branch.committee.batch_of(node.cid), {})[node.cid] = why
         made = []
         for batch, found in sorted(votes.items()):
-            against = tuple(sorted((cid, why[:LONGEST_REASON]) for cid, why in found.items() if why is not None))
-            in_favour = tuple(sorted(cid for cid, why in found.items() if why is None))
-            made.append(Verdict(self.model, batch, in_favour, against))
+            several = sorted(found.items())
+            for first in range(0, len(several), VOTES):
+                some = several[first : first + VOTES]
+                against = tuple((cid, why[:LONGEST_REASON]) for cid, why in some if why is not None)
+                made.append(Verdict(self.model, batch, tuple(cid for cid, why in some if why is None), against))
         return made
