@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
@@ -31,7 +31,7 @@ from tacit.federation.keys import Identity, Roster, make
 from tacit.ledger import cbor
 from tacit.ledger.blobs import BlobFolder, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, RAW
-from tacit.ledger.committee import Committee, chain, drawn, own_number
+from tacit.ledger.committee import GAP, Committee, chain, drawn, own_number
 from tacit.ledger.dag import Dag
 from tacit.ledger.ledger import WIDTH, Ledger, claim_of
 from tacit.ledger.log import MARK, SqliteLog
@@ -620,6 +620,42 @@ def test_wrong_numbers_are_refused():
         play.add(play.beacon(WHO[5], 2))
 
 
+@given(st.integers(2, 3 * GAP))
+@settings(max_examples=10)
+def test_who_was_away_for_long_comes_back_step_by_step(away):
+    """What a number costs to check does not grow with the ledger."""
+    model = replace(RULE, batch=1, standing=1, committee=1, quorum=1)
+    committee, key = Committee(MODEL.cid, model), WHO[0].public
+
+    def number(batch):
+        return Beacon(MODEL.cid, batch, own_number(WHO[0], MODEL.cid, batch))
+
+    committee.add_beacon(number(0), key)
+    for n in range(away):
+        committee.add_update(CID.of(bytes((n & 255, n >> 8))), key)
+    steps = committee.to_stand(key)
+    assert steps[-1] == away + 1
+    assert len(steps) == 1 + away // GAP
+    for batch in steps:
+        for other in {*steps, away, away + 2} - {batch}:
+            with pytest.raises(Refused):
+                committee.check_beacon(number(other), key)
+        committee.check_beacon(number(batch), key)
+        committee.add_beacon(number(batch), key)
+    committee.add_update(CID.of(b"last"), key)
+    assert committee.seats[away + 1] == (key,)
+
+
+def test_nothing_is_reckoned_for_who_did_not_sign(monkeypatch):
+    play = Play()
+    play.to_batch(1)
+    hashed, unsigned = [], forged(play.beacon(WHO[0], 2))
+    monkeypatch.setattr("tacit.ledger.committee.chain", lambda *words: hashed.append(words))
+    with pytest.raises(Refused, match="signature"):
+        play.dag.check(unsigned)
+    assert not hashed
+
+
 def test_who_skips_a_batch_comes_back_and_who_withholds_is_not_drawn():
     play = Play()
     play.to_batch(3, WHO[:3])
@@ -982,6 +1018,7 @@ def test_rows_are_checked_before_anybody_uses_them():
         (weights(names=("a", "a")), "a name for each"),
         (weights(names=("a", "")), "a name for each"),
         (weights(names=("a",), rows=torch.ones(2, 3)), "a name for each"),
+        (weights(names=("\n" * 100_000, "b")), "have 2 entity rows, and not a name for each"),
         (weights(rows=torch.ones(6)), "no entity rows"),
         (weights(rows=torch.ones(2, 3, dtype=torch.int64)), "no entity rows"),
         (weights().replace(b"tacit.shared/1", b"tacit.shared/9"), "expected the schema"),
@@ -1008,6 +1045,20 @@ def test_tensors_are_read_alike_from_files_and_from_bytes(tmp_path):
     header = b'{"__metadata__":[1]}    '
     with pytest.raises(BadInput, match="not text"):
         parse_tensors(struct.pack("<Q", len(header)) + header)
+
+
+@given(
+    st.integers(9, 30_000),
+    st.sampled_from(["1e308", "9" * 300, "-1", "2.0", "true", "281474976710657", '"3"', "null", "[1]"]),
+)
+def test_shapes_that_no_tensor_has_are_refused_at_once(axes, odd):
+    """To multiply tens of thousands of numbers with a thousand bits would take hours."""
+    for shape in (f"[{odd}]", f"[{','.join([odd] * axes)}]", f"[{','.join(['1'] * axes)}]"):
+        header = f'{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[0,1]}}}}'.encode()
+        began = time.process_time()
+        with pytest.raises(BadInput, match="has a shape that no tensor has"):
+            parse_tensors(struct.pack("<Q", len(header)) + header + b"0")
+        assert time.process_time() - began < 0.5
 
 
 # -- a ledger on disk --------------------------------------------------------------------------------------------------
@@ -1177,6 +1228,20 @@ def test_weights_of_another_model_are_refused_when_published_and_when_read(ledge
     with pytest.raises(Refused, match="entity rows of 9"):
         ledger.rows(ledger.dag.nodes[record.cid])
     assert len(ledger.verify().faults) == 1
+
+
+@pytest.mark.parametrize("fault", ["lost", "changed", "another"])
+def test_a_record_that_the_log_does_not_show_is_said(ledger, monkeypatch, fault):
+    append, body = ledger.log.append, Revocation(ledger.genesis, WHO[3].public)
+    if fault == "another":
+        Ledger.load(ledger.folder).publish(WHO[3], body)
+        refresh, times = ledger.refresh, []  # it comes in between
+        monkeypatch.setattr(ledger, "refresh", lambda: times.append(1) or (len(times) > 1 and refresh()))
+    else:
+        monkeypatch.setattr(ledger.log, "append", lambda entries: fault == "changed" and append([("x", b"x")]))
+    reason = {"another": "came before this one.*revoked before", "lost": "is not read there", "changed": "not read"}
+    with pytest.raises(Refused, match=reason[fault]):
+        ledger.publish(WHO[0], body)
 
 
 def test_what_is_refused_is_not_put_into_the_log(ledger):

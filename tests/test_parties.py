@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from strategies import graphs, plain_triples
 from tacit import BadInput, Graph, TacitError, partition, pool, read_graph, read_parties, write_graph, write_parties
+from tacit.clinic import clinic
+from tacit.federation.keys import make
 from tacit.files import read_links
 from tacit.graph import SPLITS
-from tacit.parties import METHODS, Link, Parties
+from tacit.parties import METHODS, Link, Parties, split_by_coin
 from tacit.parties import given as given_parties
 
 methods = st.sampled_from(list(METHODS))
@@ -30,6 +32,22 @@ def divide(graph, *args, **options):
         return partition(graph, *args, **options)
     except TacitError:
         return None
+
+
+@given(graphs(plain_triples), st.integers(0, 2**64 - 1), st.data())
+def test_by_a_coin_one_triple_moves_no_other(graph, seed, data):
+    """What privacy for one triple rests on: with and without it, all others are in the same split."""
+    triples = sorted(set().union(*named(graph).values()))
+    one = data.draw(st.sampled_from(triples))
+    found = []
+    for some in (triples, [each for each in triples if each != one]):
+        try:
+            found.append(named(split_by_coin(Graph.from_triples(some), (0.6, 0.2, 0.2), seed=seed)))
+        except TacitError:
+            return  # nothing would be trained on
+    assert set().union(*found[0].values()) == set(triples)
+    assert sum(map(len, found[0].values())) == len(triples)
+    assert {split: rows - {one} for split, rows in found[0].items()} == found[1]
 
 
 @given(graphs(plain_triples), methods, st.integers(1, 4), st.integers(0, 2**64 - 1), splits)
@@ -316,3 +334,47 @@ def test_uneven_counts_are_kept_exactly():
         assert abs(len(party.train) - 0.6 * total) <= 1
         assert abs(len(party.valid) - 0.3 * total) <= 1
         assert np.sum([len(split) for split in party.splits.values()]) == total
+
+
+def test_a_coin_meets_its_shares_on_average_and_follows_the_seed():
+    graph = clinic("small", 1)[0]
+    one, other = (split_by_coin(graph, (0.8, 0.15, 0.05), seed=seed) for seed in (1, 2))
+    for split, share in zip(SPLITS, (0.8, 0.15, 0.05), strict=True):
+        count = len(graph.statements)
+        assert abs(len(one.splits[split]) - share * count) < 5 * (share * (1 - share) * count) ** 0.5
+    assert named(one) != named(other)
+    with pytest.raises(TacitError, match="add up to 1"):
+        split_by_coin(graph, (0.8, 0.1, 0.2))
+    with pytest.raises(TacitError, match="would be in train"):
+        split_by_coin(graph, (0.0, 1.0, 0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "provider"])
+def test_commands_split_by_a_coin_under_privacy(tmp_path, monkeypatch, command):
+    from click.testing import CliRunner
+    from typer.main import get_command
+
+    from tacit.cli import app
+
+    found, lines = [], ["\t".join(triple) for triple in clinic("small", 1)[0].named("train")]
+    make("north", tmp_path)
+
+    def call(*words):
+        done = CliRunner().invoke(get_command(app), [str(word) for word in words], catch_exceptions=True)
+        assert done.exit_code == 0 or isinstance(done.exception, InterruptedError), done.output
+
+    def caught(graph, *words, **more):
+        found.append(set((graph if command == "train" else graph.graph).named("train")))
+        raise InterruptedError
+
+    monkeypatch.setattr("tacit.run.create" if command == "train" else "tacit.ledger.process.provide", caught)
+    key = ("--key", tmp_path / "north.key")
+    call("ledger", "init", tmp_path / "ledger", *key, "--open", "--model", "drugs", "--entity", 4)
+    for some in (lines, lines[1:]):
+        (tmp_path / "g.tsv").write_text("\n".join(some) + "\n")
+        words = ("train",) if command == "train" else ("provider", "start", tmp_path / "ledger")
+        call(*words, tmp_path / "g.tsv", "--split", "0.8,0.1,0.1", "--epsilon", 8,
+             *(() if command == "train" else (*key, "--out", tmp_path / "run")))  # fmt: skip
+    assert len(found[0] ^ found[1]) <= 1
+    assert 0.7 * len(lines) < len(found[0]) < 0.9 * len(lines)

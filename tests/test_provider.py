@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from tacit import Graph
 from tacit.attacks.liars import (
@@ -32,13 +35,16 @@ from tacit.clinic import clinic
 from tacit.errors import BadValue, Refused, TacitError
 from tacit.federation.keys import Identity, make
 from tacit.federation.letters import Away
+from tacit.graph import Split, Vocab
+from tacit.ledger.blobs import Withheld
 from tacit.ledger.cbor import CID
+from tacit.ledger.committee import LATE
 from tacit.ledger.defence import Defence, Pile
 from tacit.ledger.gathering import Gathering, MemoryLedger
 from tacit.ledger.ledger import Ledger
 from tacit.ledger.process import LOOKS, provide
 from tacit.ledger.provider import DEFAULT, Look, Provider, Shelf, Terms, first_tables
-from tacit.ledger.record import Claim, Genesis, Model, Record, Update
+from tacit.ledger.record import LARGEST, Claim, Genesis, Model, Record, Update
 from tacit.models import Tables
 from tacit.models.model import Model as Scored
 from tacit.models.translational import TransE
@@ -307,6 +313,46 @@ def test_it_does_not_go_on_with_other_settings_or_names():
         provider(ledger, wanted=private(), graph=SMALL[1])
 
 
+def test_other_settings_need_the_holding_that_paid(tmp_path):
+    """A holding that knows nothing of earlier updates does not keep account of them."""
+    ledger = a_ledger()
+    mine = [Holding.begin(name, epsilon=1000.0, delta=1e-5, home=tmp_path) for name in ("one", "two")]
+    for _ in range(2):
+        provider(ledger, wanted=private(), holding=mine[0]).step()
+    for holding in mine[1:]:
+        with pytest.raises(TacitError, match="'two' did not pay for 2 of the earlier updates"):
+            provider(ledger, wanted=private(sigma=7.0), holding=holding)
+    again = provider(ledger, wanted=private(sigma=7.0), holding=mine[0])
+    again.step()
+    assert again.statement()["epsilon"] >= epsilon(mine[0].spent, 1e-5)
+    assert len(mine[0].charges) == again.published == 3
+    provider(ledger, 1, wanted=private()).step()
+    with pytest.raises(TacitError, match="'one' did not pay for 1 of"):
+        provider(ledger, 1, wanted=private(), holding=mine[0])
+
+
+@pytest.mark.parametrize("paid", [False, True])
+def test_updates_under_one_key_protect_the_same(tmp_path, paid):
+    """An epsilon for a triple and one for five do not add up, whoever keeps account."""
+    ledger, graph = a_ledger(), SMALL[0]
+    holding = Holding.begin("north", epsilon=1000.0, delta=1e-5, home=tmp_path) if paid else None
+    number = np.arange(len(graph.train)) // 5
+    grouped = replace(graph, groups=Vocab([f"{n:05d}" for n in range(number[-1] + 1)]),
+                      **{name: Split(split.triples, group=(number if name == "train" else
+                                                           np.full(len(split), -1)).astype(np.int32))
+                         for name, split in graph.splits.items()})  # fmt: skip
+    provider(ledger, wanted=private(size=2000), graph=grouped, holding=holding).step()
+    with pytest.raises(TacitError, match="what they cost does not add up"):
+        provider(ledger, wanted=private(size=2000, unit="group", group=5), graph=grouped, holding=holding)
+    with pytest.raises(TacitError, match="these settings claim nothing" if paid else "other settings"):
+        provider(ledger, graph=grouped, holding=holding)
+    one = provider(ledger, wanted=private(size=2000), graph=grouped, holding=holding)
+    assert one.statement()["epsilon"] > 0
+    data = ledger.blobs.get(newest(ledger).update.weights, newest(ledger).update.size)
+    ledger.publish_rows(WHO[0], "drugs", data, replace(one.claim(), unit="one patient"))  # by another process, say
+    assert one.statement()["epsilon"] is None
+
+
 def test_as_a_process(tmp_path):
     place = Ledger.begin(tmp_path / "ledger", WHO[0], Genesis("tests", keys=KEYS))
     place.open_model(WHO[0], Model(place.genesis, "drugs", entity=DIM, relation=DIM, committee=0, quorum=0, standing=0))
@@ -462,6 +508,21 @@ def test_a_chain_that_has_ended_stops_nobody(monkeypatch):
     ledger = a_ledger(committee=1, quorum=1, standing=1)
     monkeypatch.setattr("tacit.ledger.committee.Committee.batch", property(lambda self: 1 << 14))
     provider(ledger).serve()
+
+
+def test_votes_on_a_large_batch_are_several_verdicts(monkeypatch):
+    """A record has 64 KiB: what was longer was never published."""
+    ledger = a_ledger(committee=1, quorum=1, standing=1, batch=700)
+    one = provider(ledger)
+    updates = junk(ledger, WHO[1], 650)
+    monkeypatch.setattr("tacit.ledger.committee.Committee.due", lambda self, by: tuple(each.cid for each in updates))
+    monkeypatch.setattr(one, "piles", lambda nodes, left_out: ([], nodes))
+    for why in ("x" * 300, None):
+        monkeypatch.setattr("tacit.ledger.defence.Defence.judge", lambda self, piles, why=why: [why])
+        made = one.verdicts()
+        assert all(len(Record.sign(WHO[0], each).data) < LARGEST for each in made)
+        voted = [cid for each in made for cid in (*each.accepted, *(cid for cid, _ in each.rejected))]
+        assert voted == sorted(each.cid for each in updates)
 
 
 def test_who_does_not_serve_publishes_no_numbers():
@@ -727,6 +788,86 @@ def test_weights_that_cannot_be_read_are_named_and_left_out(shape):
     bad = ledger.publish(WHO[1], Update(model, (model,), ledger.blobs.put(data), len(data))).cid
     assert "no whole safetensors file" in provider(ledger).step().left_out[bad]
     assert len(ledger.verify().faults) == 1
+
+
+def junk(ledger, who, count):
+    """Records of weights that are nowhere."""
+    model = ledger.dag.branch("drugs").cid
+    return [ledger.publish(who, Update(model, (model,), CID.of(f"{ledger.head}{n}".encode()), 100)) for n in
+            range(count)]  # fmt: skip
+
+
+@given(st.lists(st.floats(0.1, 10_000), min_size=1, max_size=60))
+@hypothesis_settings(max_examples=20)
+def test_weights_that_are_nowhere_are_asked_for_less_and_less_often(pauses):
+    ledger, now, asked = a_ledger(), [0.0], []
+    provider(ledger, 1).step()
+    node = newest(ledger)
+    data = ledger.blobs._data.pop(node.update.weights)
+    ledger.blobs.get = lambda cid, largest, get=ledger.blobs.get: asked.append(now[0]) or get(cid, largest)
+    shelf = Shelf(ledger, clock=lambda: now[0])
+    for pause in (0, *pauses):
+        now[0] += pause
+        with pytest.raises(Withheld, match="are not here"):
+            shelf.rows(node)
+    waits = np.diff(asked)
+    assert all(wait >= min(2.0 * 2**n, 3600) for n, wait in enumerate(waits))
+    assert all(wait <= min(2.0 * 2**n, 3600) + max(pauses) for n, wait in enumerate(waits))
+    ledger.blobs.put(data)
+    now[0] += 3600
+    assert shelf.rows(node).entities == tuple(SMALL[1].entities)
+
+
+def test_a_committee_does_not_wait_for_weights_that_are_nowhere(monkeypatch):
+    """Each look asks at most once for those of one provider, and none for ever; what is there is voted on."""
+    ledger, asked = a_ledger(committee=1, quorum=1, standing=1, batch=5), []
+    now, one, other = [0.0], provider(ledger, 1, updates=50), provider(ledger, 2, updates=50)
+    one.shelf = Shelf(ledger, clock=lambda: now[0])
+    one.step()
+    while not (ledger.dag.branch("drugs").committee.seats.get(ledger.dag.branch("drugs").committee.batch)):
+        one.serve()
+        junk(ledger, WHO[0], 1)
+    liars = junk(ledger, WHO[0], 3)
+    honest = other.step().update
+    get = ledger.blobs.get
+    monkeypatch.setattr(ledger.blobs, "get", lambda cid, largest: asked.append(cid) or get(cid, largest))
+    one.serve()
+    assert ledger.dag.outcome(honest) != "undecided"
+    missing = {record.body.weights for record in liars}
+    assert len(missing & set(asked)) == 1
+    for _ in range(5):
+        one.serve()
+    assert set(asked) == missing | {ledger.dag.nodes[honest].update.weights}
+    assert len(asked) == 4
+    for _ in range(50):
+        now[0] += 3600
+        one.serve()
+    assert 50 <= len(asked) < 60
+    junk(ledger, WHO[0], 5 * (LATE + 2))
+    assert not set(one.branch.committee.due(WHO[1].public)) & {record.cid for record in liars}
+
+
+@given(st.integers(5, 300))
+@hypothesis_settings(max_examples=5)
+def test_whoever_floods_the_ledger_hides_nobody_and_sets_no_pace(many):
+    ledger = a_ledger()
+    others = {provider(ledger, n).step().update for n in range(3)}
+    one = provider(ledger, 3, recent=20)
+    assert one.news()
+    first = one.step()
+    assert set(first.taken) == others
+    assert not one.news()
+    for _ in range(many):
+        ledger.publish(WHO[4], Update(one.model, (one.model,), CID.of(ledger.head.encode()), 100))
+    nodes, _ = one.candidates()
+    assert others < {node.cid for node in nodes}
+    assert not one.news()
+    copied = newest(ledger).parents or ledger.dag.nodes[first.update]
+    ledger.publish(WHO[4], replace(copied.update, parents=(one.model,)))
+    assert not one.news()
+    assert others <= {node.cid for node in one.candidates()[0]}
+    provider(ledger, 0).step()
+    assert one.news()
 
 
 def test_forged_updates_are_never_candidates():

@@ -18,8 +18,10 @@ from tacit.clinic import clinic
 from tacit.draws import Purpose, Secret, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.federation.keys import make
+from tacit.federation.letters import Away
 from tacit.ledger import teachers as module
 from tacit.ledger.cbor import CID
+from tacit.ledger.process import provide
 from tacit.ledger.provider import Provider, Terms, first_tables
 from tacit.ledger.teachers import FALSE, FEW, HELD, Pate, PateProvider, Teachers, alike, questions, renamed
 from tacit.models.model import Model
@@ -389,6 +391,35 @@ def test_an_update_that_was_not_published_is_not_voted_on_twice(monkeypatch):
     one.step()
     assert np.array_equal(one.labels, labels)
     assert one.ballot.votes == 20
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, Away])
+def test_an_update_that_was_kept_is_published_with_its_labels_once(tmp_path, monkeypatch, fault):
+    """Killed between the kept update and its record, or a ledger that goes away there: as if nothing had happened."""
+    found = []
+    for fails in (False, True):
+        ledger, folder = a_ledger(), tmp_path / str(fails)
+        one, append, times = voting(ledger, noise="seeded"), ledger.log.append, []
+
+        def failing(entries, append=append, times=times):
+            times.append(len(entries))
+            if len(times) == 2:
+                raise fault
+            return append(entries)
+
+        if fails:
+            monkeypatch.setattr(ledger.log, "append", failing)
+        try:
+            ended = provide(one, folder, rest=0, patience=0)
+        except KeyboardInterrupt:
+            assert (folder / "private/update").exists()
+            one = voting(ledger, noise="seeded")
+            ended = provide(one, folder, rest=0, patience=0)
+        assert ended == "all 3 updates are published"
+        assert len(one.labels) == one.ballot.votes == 60
+        assert voting(ledger, noise="seeded").labels.tolist() == one.labels.tolist()
+        found.append(weights(ledger))
+    assert found[0] == found[1]
 
 
 def test_it_does_not_go_on_with_other_questions():

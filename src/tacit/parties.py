@@ -194,8 +194,7 @@ def partition(
     if known < 0 or (known and split == "keep"):
         raise TacitError(f"known is a number of triples from 0 on, for a fresh split; found {known} for {split}.")
     if split != "keep":
-        if isinstance(split, str) or len(split) != 3 or not (min(split) >= 0 and abs(sum(split) - 1) < 1e-9):
-            raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
+        _check_shares(split)
         graph = graph.carve({"train": np.arange(len(graph.statements))})  # one split, so that each triple is there once
 
     pool = graph.statements.triples
@@ -227,6 +226,28 @@ def partition(
         origin["known"] = known
     LOG.info("divided %d triples by %s among %d parties, %d left out", len(first), by, parts, left_out)
     return Parties(tuple(f"party-{i:02d}" for i in range(parts)), tuple(graphs), None, origin)
+
+
+def split_by_coin(graph: Graph, split: tuple[float, float, float], *, seed: int = 0) -> Graph:
+    """A graph's triples in train, valid and test: where one goes follows from its names and the seed alone.
+
+    So one triple more or less moves no other, as privacy for a triple needs it; the shares are met on average.
+    """
+    from tacit.sources import public_coin
+
+    _check_shares(split)
+    graph = graph.carve({"train": np.arange(len(graph.statements))})
+    names = [*graph.entities, *graph.relations]
+    rows = graph.statements.triples + np.array([0, len(graph.entities), 0], np.int32)
+    part = public_coin(names, rows, f"tacit/split/{seed}", (split[1], split[2]))
+    if not (part == 0).any():
+        raise TacitError(f"no triple of {len(part):,} would be in train: set other shares.")
+    return graph.carve({name: np.flatnonzero(part == at) for at, name in enumerate(SPLITS)})
+
+
+def _check_shares(split: Any) -> None:
+    if isinstance(split, str) or len(split) != 3 or not (min(split) >= 0 and abs(sum(split) - 1) < 1e-9):
+        raise TacitError(f"The shares of train, valid and test have to add up to 1; found {split}.")
 
 
 def _well_known(triples: Ids, known: int, wanted: int) -> npt.NDArray[np.bool_]:

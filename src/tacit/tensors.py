@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ TYPES = {
     "BOOL": np.bool_,
 }
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
-LONGEST_HEADER = 100_000_000
+LONGEST_HEADER, AXES, LONGEST_AXIS = 100_000_000, 8, 1 << 48
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -109,17 +110,17 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]
 
     found, expected = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
-        begin, end = entry["data_offsets"]
-        count = int(np.prod(shape, dtype=object)) if shape else 1
-        if min(shape, default=0) < 0 or begin != expected or end - begin != count * kind.itemsize:
+        kind, shape, (begin, end) = np.dtype(TYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
+        if len(shape) > AXES or not all(type(n) is int and 0 <= n <= LONGEST_AXIS for n in shape):
+            raise ValueError(f"{name!r} has a shape that no tensor has")  # to multiply it might take for ever
+        if begin != expected or end - begin != math.prod(shape) * kind.itemsize:
             raise ValueError(f"{name!r} does not fit its place")
         if end > size - 8 - length:
             raise ValueError(f"{name!r} ends beyond the file")
         if isinstance(file, io.BytesIO):
             array = np.frombuffer(bytearray(file.read(end - begin)), kind) if end > begin else np.empty(0, kind)
         else:
-            array = np.fromfile(file, kind, count)
+            array = np.fromfile(file, kind, math.prod(shape))
         found[name] = torch.from_numpy(array.reshape(shape))
         expected = end
     if expected != size - 8 - length:

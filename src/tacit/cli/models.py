@@ -45,10 +45,11 @@ from tacit.cli.options import (
     SplitShares,
     read_any,
     shares,
+    split_anew,
 )
 from tacit.errors import BadInput, TacitError, excerpt
 from tacit.graph import SPLITS, Graph
-from tacit.parties import Parties, partition, pool
+from tacit.parties import Parties, pool
 
 if TYPE_CHECKING:
     from tacit.evaluation.ranking import Metrics
@@ -139,7 +140,7 @@ def train(
         graph = trained_on(found, path, party or about.get("party"), pooled or about.get("pool", False))
         wanted = shares(split) if split is not None else about.get("split")
         if wanted not in (None, "keep"):
-            graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
+            graph = split_anew(graph, wanted, settings.seed, private=settings.privacy.sound)
     if plan is not None:
         if budget is not None:
             raise TacitError("a plan is for another machine, where no holding is: leave out --budget.")

@@ -13,7 +13,7 @@ from tacit import datasets
 from tacit.errors import TacitError
 from tacit.files import BadRows, holds_parties, read_graph, read_parties
 from tacit.graph import Graph
-from tacit.parties import Parties
+from tacit.parties import Parties, partition, split_by_coin
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
@@ -85,6 +85,14 @@ def one_of(found: Graph | Parties, path: str) -> Graph:
             f"{path} holds {len(found)} parties; one graph is needed here. Name one of them: {', '.join(found.names)}."
         )
     return found
+
+
+def split_anew(graph: Graph, wanted: tuple[float, ...], seed: int, *, private: bool) -> Graph:
+    """A graph split anew: exactly by these shares; or, where one triple may move no other, on average."""
+    split: Any = tuple(wanted)
+    return (
+        split_by_coin(graph, split, seed=seed) if private else partition(graph, "triples", 1, split=split, seed=seed)[0]
+    )
 
 
 def shares(text: str | None) -> Any:

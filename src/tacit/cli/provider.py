@@ -31,9 +31,9 @@ from tacit.cli.options import (
     one_of,
     read_any,
     shares,
+    split_anew,
 )
 from tacit.errors import TacitError
-from tacit.parties import partition
 
 if TYPE_CHECKING:
     from tacit.federation.keys import Identity
@@ -209,7 +209,7 @@ def _made(given: dict[str, Any], opened: Ledger, branch: Branch, who: Identity, 
         graph = trained_on(read("path"), given["path"], given["party"], given["pooled"])
         wanted = shares(given["split"])
         if wanted not in (None, "keep"):
-            graph = partition(graph, "triples", 1, split=tuple(wanted), seed=settings.seed)[0]
+            graph = split_anew(graph, wanted, settings.seed, private=not given["without_privacy"])
         known = {name: one_of(read(name), given[name]) for name in ("public", "candidates") if given[name] is not None}
     holding = None if given["budget"] is None else Holding.load(given["budget"])
     with show.busy("solving for the noise", given["as_json"]):

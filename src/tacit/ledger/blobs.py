@@ -107,12 +107,14 @@ class Rows:
         found: dict[str, Any] = {}
         for part, plural in (("entity", "entities"), ("relation", "relations")):
             rows, width = tensors.get(part), getattr(model, part)
-            names = tuple(str(words.get(plural, "")).split("\n"))
+            text = words.get(plural, "")
             if rows is None or rows.ndim != 2 or rows.dtype.itemsize < 2 or not rows.is_floating_point():
                 raise Refused(f"have no {part} rows")
             if rows.shape[1] != width:
                 raise Refused(f"have {part} rows of {rows.shape[1]:,} numbers, where the model has {width:,}")
-            if len(names) != len(rows) or len(set(names)) != len(names) or any(map(name_fault, names)):
+            fits = text.count("\n") + 1 == len(rows)  # before there are as many names as a file has bytes
+            names = tuple(text.split("\n")) if fits else ()
+            if not fits or len(set(names)) != len(names) or any(map(name_fault, names)):
                 raise Refused(f"have {len(rows):,} {part} rows, and not a name for each")
             rows = rows.float()  # before it is looked at: a number of 64 bits may be too large for 32
             if not bool((rows.abs() <= LARGEST_VALUE).all()):  # nor if it is NaN

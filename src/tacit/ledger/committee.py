@@ -28,6 +28,10 @@ from tacit.federation.keys import Identity, fingerprint
 from tacit.ledger.cbor import CID
 from tacit.ledger.record import MOST_BATCHES, Beacon, Model, Verdict
 
+GAP = 1 << 9
+"""Numbers that a chain may go on by at once: who was away for longer publishes one on the way for each so many."""
+LATE = 16
+"""Batches after which a member gives up what it could not judge. A vote counts whenever it comes."""
 Outcome = Literal["accepted", "rejected", "undecided"]
 
 
@@ -103,12 +107,17 @@ class Committee:
         if known is None:
             raise Refused("is a number of a chain that was never begun")
         began, last, value = known
-        if beacon.batch != self.batch + 1:
+        on_the_way = beacon.batch == last + GAP <= self.batch
+        if beacon.batch != self.batch + 1 and not on_the_way:
             raise Refused(f"is a number for batch {beacon.batch:,}; it is time for those of batch {self.batch + 1:,}")
         if began > beacon.batch - 2:
             raise Refused(f"is of a chain that began in batch {began:,}: it is bound from batch {began + 2:,} on")
         if beacon.batch <= last:
             raise Refused(f"is a second number for batch {beacon.batch:,}")
+        if beacon.batch - last > GAP:
+            raise Refused(
+                f"is {beacon.batch - last:,} numbers on in its chain: that of batch {last + GAP:,} comes first"
+            )
         if chain(self.model, beacon.value, beacon.batch - last) != value:
             raise Refused("is not the number of this key's chain: it was made up")
 
@@ -117,7 +126,15 @@ class Committee:
             self._chains[by] = (self.batch, 0, beacon.value)
             return
         self._chains[by] = (self._chains[by][0], beacon.batch, beacon.value)
-        self._numbers[by] = beacon.value
+        if beacon.batch == self.batch + 1:
+            self._numbers[by] = beacon.value
+
+    def to_stand(self, by: bytes) -> tuple[int, ...]:
+        """The batches whose numbers a key has to publish, in this order, to stand for the next committee."""
+        if by not in self._chains:
+            return (0,)
+        _, last, _ = self._chains[by]
+        return (*range(last + GAP, self.batch + 1, GAP), self.batch + 1)
 
     def check_verdict(self, verdict: Verdict, by: bytes) -> None:
         if by not in self.seats.get(verdict.batch, ()):
@@ -162,9 +179,11 @@ class Committee:
         return self._placed[update][0]
 
     def due(self, by: bytes) -> tuple[CID, ...]:
-        """The updates that a member has yet to vote on."""
-        mine = {batch for batch, seats in self.seats.items() if by in seats}
-        return tuple(
-            update for update, (batch, whose) in self._placed.items()
-            if batch in mine and whose != by and by not in self._votes.get(update, {})
-        )  # fmt: skip
+        """The updates that a member has yet to vote on, of this batch and the last ones before it."""
+        found = []
+        for update, (batch, whose) in reversed(self._placed.items()):
+            if batch < self.batch - LATE:
+                break
+            if by in self.seats.get(batch, ()) and whose != by and by not in self._votes.get(update, {}):
+                found.append(update)
+        return tuple(reversed(found))

@@ -51,6 +51,8 @@ class Branch:
     nodes: list[Node] = field(default_factory=list)
     """In the order of the log."""
     open_ends: dict[CID, Node] = field(default_factory=dict)
+    owners: dict[CID, bytes] = field(default_factory=dict)
+    """Of weights: who named them first."""
 
     @property
     def tips(self) -> list[Node]:
@@ -115,9 +117,11 @@ class Dag:
         if self.genesis is None:
             self._check_first(record)
         else:
-            self._check_next(record, self.genesis)
+            self._check_writer(record, self.genesis)
         if not verified:
             record.verify()
+        if self.genesis is not None:
+            self._check_next(record, self.genesis)
         return record
 
     def _check_first(self, record: Record) -> None:
@@ -126,14 +130,19 @@ class Dag:
         if self.expected is not None and record.cid != self.expected:
             raise Refused(f"is the genesis of another ledger; expected {self.expected}")
 
-    def _check_next(self, record: Record, genesis: tuple[CID, Genesis]) -> None:
-        body, by = record.body, record.by
-        if isinstance(body, Genesis):
+    def _check_writer(self, record: Record, genesis: tuple[CID, Genesis]) -> None:
+        """What is told by the key alone: whoever may not write gets no work done by those who read."""
+        by = record.by
+        if isinstance(record.body, Genesis):
             raise Refused("is a second genesis: a ledger begins once")
         if genesis[1].admission == "listed" and by not in self._admitted:
             raise Refused(f"is by the key {fingerprint(by)}, which is not admitted")
         if by in self.revoked:
             raise Refused(f"is by the key {fingerprint(by)}, which was revoked before")
+
+    def _check_next(self, record: Record, genesis: tuple[CID, Genesis]) -> None:
+        body, by = record.body, record.by
+        assert not isinstance(body, Genesis)
         if isinstance(body, Model | Revocation) and body.genesis != genesis[0]:
             raise Refused("is of another ledger")
         if isinstance(body, Revocation):
@@ -191,6 +200,7 @@ class Dag:
             parent.live += 1
             branch.open_ends.pop(parent.cid, None)
         branch.nodes.append(node)
+        branch.owners.setdefault(update.weights, by)
         branch.open_ends[cid] = self.nodes[cid] = node
         branch.committee.add_update(cid, by)
 

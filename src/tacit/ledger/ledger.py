@@ -357,7 +357,14 @@ class Ledger:
         self.log.append([(str(record.cid), record.data)])
         self.refresh()
         if record.cid not in self.dag:
-            raise Refused(f"{self.folder}: another record came before this one. {self.faults[-1]}")
+            which = f"({record.cid})"
+            why = next((fault for fault in self.faults if which in fault.where), None)
+            if why is not None:
+                raise Refused(f"{self.folder}: another record came before this one. {why}")
+            raise Refused(
+                f"{self.folder}: this {body.kind} was taken by the log, and is not read there: look with tacit ledger "
+                f"show before it is written again. Its address is {record.cid}"
+            )
         return record
 
     def publish_rows(

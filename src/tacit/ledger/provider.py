@@ -14,8 +14,9 @@ import hashlib
 import json
 import logging
 import statistics
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -52,6 +53,12 @@ LOG = logging.getLogger(__name__)
 Tensor = Any
 DEFAULT = Defence(checks=("norm", "cosine", "copies"), mean="mean", far=1.3, least=-0.1, odd=0.15)
 """What a provider does if nothing else is said: chosen on validation triples, see docs/ledger.md."""
+EACH = 4
+"""How many of one provider's updates are looked at: whoever publishes many hides nobody."""
+FIRST_WAIT, LONGEST_WAIT = 2.0, 3600.0
+"""Seconds until weights that could not be had are asked for again: twice as many each time, up to an hour."""
+VOTES = 200
+"""In one verdict: with a long reason for each it is still a record."""
 PROBES, RELATIONS = 32, 8
 """Heads that are asked for the tails of every relation, and how many relations at once."""
 NOT_SHARED = "a provider publishes rows of entities and relations: this scorer has weights beside them"
@@ -66,7 +73,8 @@ class Terms:
     parents
         Updates that one is made from, at most, the own last one among them; the model's rule may allow fewer.
     recent
-        How many of the model's last updates are looked at. Of each other provider the newest of them counts.
+        How many of the model's last updates are looked at, of each provider no more than four. Of each other provider
+        the newest of them counts.
     defence
         Which of them are left out, and how the rest comes together.
     gate
@@ -126,23 +134,56 @@ class Begun:
     charge: Reservation | None = None
 
 
-class Shelf:
-    """Rows of updates that were read and verified, on a device; several providers of one process may share one."""
+@dataclass(frozen=True)
+class Missing:
+    """Weights that could not be had: why, when they may be asked for again, and how long was waited until then."""
 
-    def __init__(self, ledger: Ledger, device: Any = "cpu"):
-        self.ledger, self.device = ledger, device
+    error: Withheld | Refused
+    again: float
+    wait: float
+
+
+class Shelf:
+    """Rows of updates that were read and verified, on a device; several providers of one process may share one.
+
+    Weights that could not be had are asked for again by the `clock`, less and less often: anybody can write records of
+    weights that are nowhere, and each question may take as long as a network waits for an answer.
+    """
+
+    def __init__(self, ledger: Ledger, device: Any = "cpu", clock: Callable[[], float] = time.monotonic):
+        self.ledger, self.device, self.clock = ledger, device, clock
         self._rows: dict[CID, Rows] = {}
+        self._missing: dict[CID, Missing] = {}
+        """By the address of weights that are withheld, or of an update whose weights are refused."""
         self._answers: dict[CID, dict[tuple[str, str], float]] = {}
         self._names: dict[tuple[str, ...], int] = {}
         self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def rows(self, node: Node) -> Rows:
-        """Withheld, or refused with the reason."""
+        """Withheld, or refused with the reason: it may be that of the last time they were asked for."""
         if node.cid not in self._rows:
-            found = self.ledger.rows(node)
+            if (missing := self.missing(node)) is not None:
+                raise missing.error.with_traceback(None)
+            try:
+                found = self.ledger.rows(node)
+            except (Withheld, Refused) as error:
+                which = node.update.weights if isinstance(error, Withheld) else node.cid
+                last = self._missing.get(which)
+                wait = FIRST_WAIT if last is None else min(2 * last.wait, LONGEST_WAIT)
+                self._missing[which] = Missing(error, self.clock() + wait, wait)
+                raise
+            for which in (node.update.weights, node.cid):
+                self._missing.pop(which, None)
             moved = {part: getattr(found, part).to(self.device) for part in PARTS}
             self._rows[node.cid] = replace(found, **moved)
         return self._rows[node.cid]
+
+    def missing(self, node: Node) -> Missing | None:
+        """Why its weights are not asked for now; None: they are here, or may be asked for."""
+        if node.cid in self._rows:
+            return None
+        found = (self._missing.get(which) for which in (node.update.weights, node.cid))
+        return next((each for each in found if each is not None and self.clock() < each.again), None)
 
     def forget(self, kept: Sequence[Node]) -> None:
         """All but these: memory is finite."""
@@ -310,15 +351,35 @@ class Provider:
         if rows.entities != tuple(self.graph.entities) or rows.relations != tuple(self.graph.relations):
             raise TacitError("the last update under this key is of a graph with other names: go on with that graph, or "
                              "with another key")  # fmt: skip
-        if self.holding is None and any(node.update.privacy is not None for node in mine):
-            claimed = joined(s for node in mine for s in (node.update.privacy.releases if node.update.privacy else ()))
-            if claimed != self.released(len(mine)):
-                raise TacitError(
-                    "earlier updates under this key were trained with other settings, and no budget keeps account of "
-                    "both: go on with those settings, or open a holding (tacit budget open)"
-                )
+        self._check_earlier([node.update.privacy for node in mine if node.update.privacy is not None], len(mine))
         self.own = self.base = Tables(rows.entity, rows.relation)
         self.learner.resume(self.own, min(len(mine), self.terms.updates) - 1)
+
+    def _check_earlier(self, claims: Sequence[Claim], updates: int) -> None:
+        """What was claimed before is accounted for, and of the same unit: else no epsilon holds for all of it."""
+        if not claims:
+            return
+        if self.holding is not None:
+            paid = {self.holding.entries[each.number].hash: each.spent for each in self.holding.charges}
+            unpaid = sum(paid.get(each.holding.hex()) != joined(each.releases) for each in claims)
+            if unpaid:
+                raise TacitError(
+                    f"the holding {self.holding.name!r} did not pay for {unpaid:,} of the earlier updates under this "
+                    "key: go on with the holding that did, or with none and with those settings, or with another key"
+                )
+        elif joined(segment for each in claims for segment in each.releases) != self.released(updates):
+            raise TacitError(
+                "earlier updates under this key were trained with other settings, and no budget keeps account of "
+                "both: go on with those settings, or with the holding that paid for them, or with another key"
+            )
+        now = self.claim()
+        for each in claims:
+            if now is None or (each.unit, each.neighbours) != (now.unit, now.neighbours):
+                protects = "claim nothing" if now is None else f"protect {now.unit} ({now.neighbours})"
+                raise TacitError(
+                    f"earlier updates under this key protect {each.unit} ({each.neighbours}), and these settings "
+                    f"{protects}: what they cost does not add up. Go on with those settings, or with another key"
+                )
 
     # -- one look ------------------------------------------------------------------------------------------------------
 
@@ -411,17 +472,25 @@ class Provider:
         """The newest update of each other provider that is not rejected, in the order of the log, as many as may be
         parents; and those that are left out because of what the ledger says of them.
         """
-        newest: dict[bytes, Node] = {}
-        left_out, weights = {}, dict[CID, bytes]()
-        for node in self.branch.nodes[-self.terms.recent :]:
+        newest, left_out = self._others()
+        room = min(self.terms.parents, self.branch.model.parents) - (self._last is not None)
+        return newest[-room:] if room else [], left_out
+
+    def _others(self) -> tuple[list[Node], dict[CID, str]]:
+        newest, counted, left_out = dict[bytes, Node](), Counter[bytes](), dict[CID, str]()
+        for node in reversed(self.branch.nodes):
+            if counted[node.by] == EACH:
+                continue
+            counted[node.by] += 1
             if node.rejected:
                 left_out[node.cid] = "was rejected by the committee"
-            elif weights.setdefault(node.update.weights, node.by) != node.by:
+            elif self.branch.owners[node.update.weights] != node.by:
                 left_out[node.cid] = "has the very weights of another's update"
             elif node.by != self.who.public:
-                newest[node.by] = node
-        room = min(self.terms.parents, self.branch.model.parents) - (self._last is not None)
-        return sorted(newest.values(), key=lambda node: node.number)[-room:] if room else [], left_out
+                newest.setdefault(node.by, node)
+            if counted.total() == self.terms.recent:
+                break
+        return sorted(newest.values(), key=lambda node: node.number), left_out
 
     def piles(self, nodes: Sequence[Node], left_out: dict[CID, str]) -> tuple[list[Pile], list[Node]]:
         """The rows of updates in the own order; those whose rows cannot be had are named."""
@@ -457,14 +526,22 @@ class Provider:
     def news(self) -> bool:
         """Whether there is something to do: the first update, one of another since the own last one, or none any more.
 
-        On the way it serves.
+        Another's counts if it could be taken: whoever publishes copies, or records of weights that are nowhere, does
+        not set the pace at which budgets are spent. On the way it serves.
         """
         self.ledger.refresh()
         self.serve()
         if self._last is None or self.published >= self.terms.updates:
             return True
         last = self.ledger.dag.nodes[self._last].number
-        return any(node.by != self.who.public and not node.rejected for node in self.branch.nodes[last + 1 :])
+        return any(node.number > last and self._had(node) for node in self._others()[0])
+
+    def _had(self, node: Node) -> bool:
+        try:
+            self.shelf.rows(node)
+        except (Withheld, Refused):
+            return False
+        return True
 
     # -- what it publishes ---------------------------------------------------------------------------------------------
 
@@ -514,6 +591,8 @@ class Provider:
             if self.learner.simulated:
                 why = "the noise follows a seed: whoever knows it can take the noise away"
             return {"guarantee": "none", "epsilon": None, "why": [why]}
+        if any((each.unit, each.neighbours) != (claim.unit, claim.neighbours) for each in mine if each is not None):
+            return {"guarantee": "none", "epsilon": None, "why": ["updates under this key protect different units"]}
         from tacit.privacy.accountant import epsilon
 
         parts = [segment for each in mine if each is not None for segment in each.releases]
@@ -586,7 +665,7 @@ class Provider:
         committee = self.branch.committee
         if not self.terms.serve or not committee.rule.committee:
             return
-        for batch in (0, committee.batch + 1):
+        for batch in committee.to_stand(self.who.public):
             with suppress(Refused):
                 beacon = Beacon(self.model, batch, own_number(self.who, self.model, batch))
                 committee.check_beacon(beacon, self.who.public)
@@ -599,22 +678,25 @@ class Provider:
     def verdicts(self) -> list[Verdict]:
         """Votes by the own checks on all updates that are due: of each provider one at a time, as a look sees them.
 
-        Of weights that are withheld there is nothing to say.
+        Of weights that are withheld there is nothing to say; of whom some are, no others are asked for at this look.
         """
         dag, votes = self.ledger.dag, dict[int, dict[CID, str | None]]()
         due = [dag.nodes[cid] for cid in self.branch.committee.due(self.who.public)]
+        due = [node for node in due if self.shelf.missing(node) is None]
         while due:
             now: dict[bytes, Node] = {}
             for node in due:
                 now.setdefault(node.by, node)
-            due = [node for node in due if now[node.by] is not node]
             missing: dict[CID, str] = {}
             piles, nodes = self.piles(list(now.values()), missing)
+            due = [node for node in due if now[node.by] is not node and now[node.by].cid not in missing]
             for node, why in zip(nodes, self.terms.defence.judge(piles) if nodes else (), strict=True):
                 votes.setdefault(self.branch.committee.batch_of(node.cid), {})[node.cid] = why
         made = []
         for batch, found in sorted(votes.items()):
-            against = tuple(sorted((cid, why[:LONGEST_REASON]) for cid, why in found.items() if why is not None))
-            in_favour = tuple(sorted(cid for cid, why in found.items() if why is None))
-            made.append(Verdict(self.model, batch, in_favour, against))
+            several = sorted(found.items())
+            for first in range(0, len(several), VOTES):
+                some = several[first : first + VOTES]
+                against = tuple((cid, why[:LONGEST_REASON]) for cid, why in some if why is not None)
+                made.append(Verdict(self.model, batch, tuple(cid for cid, why in some if why is None), against))
         return made

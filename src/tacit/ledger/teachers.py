@@ -329,6 +329,7 @@ class PateProvider(Provider):
     def _come_back(self) -> None:
         super()._come_back()
         votes, epochs, steps = self.pate.votes, 0, 0
+        self.labels = np.zeros(0, bool)  # what stands in the ledger is all there is: a process may come back twice
         for number, node in enumerate(node for node in self.branch.nodes if node.by == self.who.public):
             _, words = parse_tensors(self.ledger.blobs.get(node.update.weights, node.update.size))
             labels = str(words.get("labels", ""))
