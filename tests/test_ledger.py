@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import shutil
@@ -31,7 +32,7 @@ from tacit.federation.keys import Identity, Roster, make
 from tacit.ledger import cbor
 from tacit.ledger.blobs import BlobFolder, Rows, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, RAW
-from tacit.ledger.committee import GAP, Committee, chain, drawn, own_number
+from tacit.ledger.committee import GAP, Committee, chain, drawn, own_number, safe_seats
 from tacit.ledger.dag import Dag
 from tacit.ledger.ledger import WIDTH, Ledger, claim_of
 from tacit.ledger.log import MARK, SqliteLog
@@ -579,6 +580,35 @@ def test_the_draw_is_even_and_does_not_depend_on_the_order():
         for key in seats:
             counts[key] += 1
     assert max(abs(count - 1000) for count in counts.values()) < 130  # five deviations
+
+
+@given(st.integers(1, 381), st.data())
+def test_a_third_is_never_a_quorum_and_cannot_prevent_one(admitted, data):
+    seats, liars = safe_seats(admitted), data.draw(st.integers(0, admitted // 3))
+    quorum = seats // 2 + 1
+    Model(GENESIS.cid, "any", entity=3, relation=2, committee=seats, quorum=quorum, standing=quorum)
+    assert liars < quorum
+    assert seats <= admitted
+    assert seats - liars >= quorum
+
+
+@given(st.integers(0, 1 << 64))
+@settings(max_examples=20)
+def test_whoever_closes_a_batch_when_the_lot_suits_him_has_no_safe_quorum(seed):
+    """Three of nine see all numbers, withhold what they like and close when they like. With 5 seats they have their
+    quorum; with as many as are safe, never.
+    """
+    keys = [hashlib.sha256(f"{seed} {n}".encode()).digest() for n in range(9)]
+    numbers, liars, found = {key: hashlib.sha256(key).digest() for key in keys}, set(keys[:3]), {5: 0, 7: 0}
+    for honest in range(2, 7):
+        for shown in itertools.product((False, True), repeat=3):
+            mine = [key for key, yes in zip(keys, shown, strict=False) if yes]
+            stood = {key: numbers[key] for key in (*mine, *keys[3 : 3 + honest])}
+            for seats in found:
+                if len(stood) >= 5:
+                    found[seats] = max(found[seats], len(liars & set(drawn(MODEL.cid, 5, stood, seats))))
+    assert found[5] >= 3
+    assert found[7] <= 3 < safe_seats(9) // 2 + 1 == 4
 
 
 def test_ones_number_changes_the_draw():
@@ -1381,6 +1411,7 @@ def test_the_commands(tmp_path, monkeypatch):
         ).replace("\n", " ")
     ledger = Ledger.load(tmp_path / "ledger")
     [one, two] = ledger.dag.branch("drugs").nodes
+    assert ledger.dag.branch("drugs").model.committee == safe_seats(len(ledger.dag.rules.keys)) == 1
     say("init", "open", "--key", "north.key", "--open", "--model", "m", "--entity", "4", "--blobs", "ipfs:")
     assert "only what was trained" in say("publish", "open", "plain", "--key", "north.key")
     assert "made from 0 others" in say("publish", "open", "plain", "--key", "north.key", "--reveal-for-ever")

@@ -76,7 +76,13 @@ def ledger_init(
     ] = None,
     anyone: Annotated[bool, typer.Option("--open", help="Of a new ledger: whoever has a key may write in it.")] = False,
     parents: Annotated[int, typer.Option(help="Updates that one may be made from, at most.")] = 2,
-    committee: Annotated[int, typer.Option(help="Seats of the committee that reviews updates; 0: none.")] = 5,
+    committee: Annotated[
+        int | None,
+        typer.Option(
+            help="Seats of the committee that reviews updates; 0: none. Default: so many that a third of those "
+            "admitted is never a quorum; 5 where everybody is."
+        ),
+    ] = None,
     quorum: Annotated[int | None, typer.Option(help="Votes that decide. Default: more than half of the seats.")] = None,
     standing: Annotated[
         int | None,
@@ -105,6 +111,7 @@ def ledger_init(
     """
     from tacit.federation.keys import Roster
     from tacit.ledger.cbor import CID, DAG_CBOR
+    from tacit.ledger.committee import safe_seats
     from tacit.ledger.evm import SCHEME, split_place
     from tacit.ledger.jetstream import split_address
     from tacit.ledger.ledger import MANIFEST, Ledger
@@ -128,6 +135,8 @@ def ledger_init(
         else:
             opened = running.enter_context(Ledger.load(folder, who=who))
             genesis = opened.dag.rules
+        if committee is None:
+            committee = safe_seats(len(genesis.keys)) if genesis.keys else 5
         decide = committee // 2 + 1 if quorum is None else quorum
         stand = max(decide, len(genesis.keys) // 2 + 1 if genesis.keys else committee) if standing is None else standing
         rules: dict[str, Any] = {

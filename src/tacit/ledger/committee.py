@@ -9,9 +9,12 @@ those who stood for it. The lot is made of numbers that they were bound to befor
   chosen: the chain was begun before batch b - 1 was.
 - The lot for batch b is the hash of all these numbers, and cannot be known before the last of them.
 
-Who sees the others' numbers first can still withhold his own. That makes another lot, but costs the seat: only those
-whose numbers went into it are drawn. Who fills a batch in a hurry, to be alone in the next draw, gets no committee at
-all: so many have to stand, or there is none. Nor have the first two batches one, for no chain can be old enough.
+The lot can be chosen, within limits. Who sees the others' numbers first can withhold his own: that makes another lot,
+but costs the seat, because only those whose numbers went into it are drawn. And anybody may close batch b - 1, by an
+update, as soon as he likes the lot of the numbers that are there. Who does it in a hurry, to be alone in the next draw,
+gets no committee at all: so many have to stand, or there is none. But those who collude try many lots, and find one
+that gives them a quorum if there is any. So safety is in a quorum that they are too few for, and not in the lot:
+`safe_seats`. The first two batches have no committee, for no chain can be old enough.
 
 A member votes on each update of its batch once, and not on its own. An update is accepted, or rejected, when a quorum
 of votes says so; a quorum is more than half of all seats, so that it cannot be both. Members that are absent only leave
@@ -26,7 +29,7 @@ from typing import Literal
 from tacit.errors import Refused
 from tacit.federation.keys import Identity, fingerprint
 from tacit.ledger.cbor import CID
-from tacit.ledger.record import MOST_BATCHES, Beacon, Model, Verdict
+from tacit.ledger.record import MOST_BATCHES, MOST_SEATS, Beacon, Model, Verdict
 
 GAP = 1 << 9
 """Numbers that a chain may go on by at once: who was away for longer publishes one on the way for each so many."""
@@ -62,6 +65,13 @@ def drawn(model: CID, batch: int, numbers: dict[bytes, bytes], seats: int) -> tu
         lot.update(key + numbers[key])
     seed = lot.digest()
     return tuple(sorted(numbers, key=lambda key: hashlib.sha256(seed + key).digest())[:seats])
+
+
+def safe_seats(admitted: int) -> int:
+    """Seats of a committee in which a third of those admitted, or fewer, is no quorum, whoever chooses the lot; while a
+    quorum of honest members is in every one that is full.
+    """
+    return min(2 * (admitted // 3) + 1, MOST_SEATS)
 
 
 class Committee:
