@@ -555,7 +555,7 @@ def test_four_writers_and_the_broker_are_killed_and_nothing_that_was_accepted_is
         consortium.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_providers_and_the_broker_are_killed_and_all_updates_stand_once(tmp_path):
     """Whole providers, who train privately and take each other's rows."""
     names = [each.name for each in WHO[:4]]
@@ -631,7 +631,7 @@ def test_following_a_ledger_at_a_broker(broker, ledger, tmp_path):
         process.stderr.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cluster_keeps_a_ledger_while_one_of_its_servers_is_killed(tmp_path):
     """Three copies: what was confirmed stands on two servers at least."""
     ports = []
