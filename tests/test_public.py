@@ -458,13 +458,13 @@ def test_a_withheld_block_times_out_and_is_named(tmp_path, monkeypatch):
             reader.get(cid, len(data))
         # whoever has it and says nothing at all
         a.put(data)
-        given = a._peer._give
-        a._peer._give = lambda each: time.sleep(30) if each == missing else given(each)
+        heed = a._peer._heed
+        a._peer._heed = lambda *words: None
         began = time.monotonic()
         with pytest.raises(Withheld, match=f"{named}; 1 do not have it, 1 gave nothing in 1 seconds"):
             reader.get(cid, len(data))
         assert 1 <= time.monotonic() - began < 15
-        a._peer._give = given
+        a._peer._heed = heed
         assert reader.get(cid, len(data)) == data  # and what came before did not have to come again
         b.close()
         with pytest.raises(Withheld, match=r"1 of 2 peers were reached; 1 do not have it; /ip4/127.0.0.1/tcp/\d+/p2p/"):
@@ -521,6 +521,113 @@ def test_noise_on_a_stream_stops_nothing(tmp_path):
             peer._call(lambda data=data: noise(data))
         shutil.rmtree(tmp_path / "reader" / "blobs")
         assert reader.get(cid, 5) == b"hello"
+
+
+class Deaf(Peer):
+    """Asks, and takes no answer."""
+
+    def __init__(self):
+        super().__init__(os.urandom(32), lambda cid: None, None)
+
+    async def _hear(self, stream):
+        await self._trio.sleep_forever()
+
+    async def reach(self, address):
+        info = await self._resolved(address)
+        await self._host.connect(info)
+        return info.peer_id
+
+    def wants(self, address, *cids):
+        async def ask():
+            peer = await self.reach(address)
+            for cid in cids:
+                await self._say(peer, self._want(cid))
+            return self._host.get_id()
+
+        return self._call(ask)
+
+    def begins(self, address, count, size):
+        """Streams with the beginning of a message that never ends."""
+
+        async def begin():
+            peer = await self.reach(address)
+            for _ in range(count):
+                with contextlib.suppress(Exception):
+                    stream = await self._host.new_stream(peer, [ipfs.PROTOCOL])
+                    await stream.write(unixfs.varint(1 << 20) + bytes(size))
+            return self._host.get_id()
+
+        return self._call(begin)
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """A function that makes peers that take nothing: no window is opened for more than what fits into it at first."""
+    from libp2p.stream_muxer.yamux.yamux import YamuxStream
+
+    async def nothing(*words, **more):
+        pass
+
+    monkeypatch.setattr(YamuxStream, "send_window_update", nothing)
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(contextlib.closing(Deaf()))
+
+
+@pytest.mark.slow
+def test_who_asks_and_takes_nothing_costs_no_memory_and_is_left(tmp_path, monkeypatch, deaf):
+    for name, value in (("WAITING", 20), ("GRACE", 2.0), ("SLOWEST", 1 << 30), ("FORGETS", 0.2)):
+        monkeypatch.setattr(ipfs, name, value)
+    with peers(tmp_path, "a") as (reader, a):
+        honest, large = a.put(b"hello"), [a.put(os.urandom(unixfs.LEAF)) for _ in range(3)]
+        given, most, peer = [], [], a._peer
+        give, heed = peer._give, peer._heed
+        peer._give = lambda cid: given.append(cid) or give(cid)
+        peer._heed = lambda *words: heed(*words) or most.append(max(map(len, peer._waiting.values()), default=0))
+        own = deaf().wants(peer.addresses[0], *large * 30, *(CID.of(bytes((n,))) for n in range(50)))
+        until(lambda: len(most) == 140)
+        assert given == large[:1]  # one answer is under way, and no other is made
+        assert max(most) == len(peer._waiting[own]) == 20
+        assert peer._answering.borrowed_tokens == 1
+        assert reader.get(honest, 5) == b"hello"  # somebody else is not kept waiting
+        assert own in peer._waiting
+        until(lambda: own not in peer._waiting)
+        until(lambda: own not in peer._host.get_connected_peers())
+        until(lambda: own not in peer._locks and own not in peer._streams)
+        assert given == [large[0], honest]
+        assert peer._answering.borrowed_tokens == 0
+
+
+@pytest.mark.slow
+def test_many_who_take_nothing_hold_no_more_answers_than_are_made_at_a_time(tmp_path, monkeypatch, deaf):
+    for name, value in (("ANSWERS", 2), ("GRACE", 0.3), ("SLOWEST", 1 << 30)):
+        monkeypatch.setattr(ipfs, name, value)
+    with peers(tmp_path, "a") as (reader, a):
+        honest, large = a.put(b"hello"), a.put(os.urandom(unixfs.LEAF))
+        given, give = [], a._peer._give
+        a._peer._give = lambda cid: given.append(cid) or give(cid)
+        for _ in range(5):
+            deaf().wants(a._peer.addresses[0], large)
+        assert reader.get(honest, 5) == b"hello"  # each has its turn
+        assert given == [large] * 5 + [honest]
+        until(lambda: a._peer._answering.borrowed_tokens == 0)
+
+
+@pytest.mark.slow
+def test_halves_of_messages_do_not_fill_the_memory(tmp_path, monkeypatch, deaf):
+    monkeypatch.setattr(ipfs, "HELD", 100_000)
+    monkeypatch.setattr(ipfs, "STREAMS", 3)
+    with peers(tmp_path, "a") as (reader, a):
+        cid, peer = a.put(b"hello"), a._peer
+        one, two = deaf(), deaf()
+        many = one.begins(peer.addresses[0], 8, 10)
+        until(lambda: peer._heard.get(many) == 3)
+        large = two.begins(peer.addresses[0], 3, 60_000)
+        until(lambda: peer._heard.get(large) == 1)  # the others were broken off
+        assert 60_000 < peer._held < 100_000
+        assert reader.get(cid, 5) == b"hello"
+        one.close()
+        two.close()
+        until(lambda: peer._held == 0 and not set(peer._heard) & {many, large})
 
 
 @pytest.mark.slow

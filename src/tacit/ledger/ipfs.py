@@ -46,6 +46,18 @@ MESSAGE, PACKED = 4 << 20, 1 << 20
 """Bytes of a message, at most; and about how many are sent in one."""
 ENTRIES = 4096
 """Blocks that may be asked for in one message."""
+WAITING, LONGEST = 512, 128
+"""Blocks that a peer may be waiting for: what it asks for beyond these is not heard; and bytes of such an address."""
+ANSWERS = 16
+"""Answers that are made and sent at a time: so many messages are in memory."""
+STREAMS = 16
+"""Streams of one peer that are heard at a time."""
+HELD, LITTLE = 64 << 20, 16 << 10
+"""Bytes that all unfinished messages together may have; and so many are heard of a stream whatever others hold."""
+GRACE, SLOWEST = 10.0, 1 << 17
+"""Seconds that a message may take to be sent, and one more for so many bytes: whoever takes them slower is left."""
+FORGETS = 30.0
+"""Seconds between two looks for peers that are gone."""
 DEEPEST = 4
 """Levels of a file's nodes."""
 
@@ -315,6 +327,11 @@ class Peer:
         self._wishes: dict[CID, _Wish] = {}
         self._streams: dict[Any, Any] = {}
         self._locks: dict[Any, Any] = {}
+        self._waiting: dict[Any, dict[bytes, tuple[bool, bool]]] = {}
+        """Of each peer: what it waits for, whether the word that it is here is enough, whether it is told if not."""
+        self._answering = trio.CapacityLimiter(ANSWERS)
+        self._heard: dict[Any, int] = {}
+        self._held = 0
         where = []
         if self._listen is not None:
             host, port = self._listen
@@ -333,7 +350,10 @@ class Peer:
                     str(each) if str(each).endswith(name) else f"{each}{name}" for each in self._host.get_addrs()
                 ]
             self._ready.set()
-            await self._stop.wait()
+            while not self._stop.is_set():
+                with trio.move_on_after(FORGETS):
+                    await self._stop.wait()
+                self._forget()
             for peer in self._host.get_connected_peers():  # ending the host leaves them open
                 with suppress(Exception), trio.move_on_after(1):
                     await self._host.disconnect(peer)
@@ -443,31 +463,53 @@ class Peer:
                     return
                 except BaseException as error:  # what was broken off leaves half a message on the stream
                     self._streams.pop(peer, None)
+                    if stream is not None:
+                        with suppress(Exception), self._trio.move_on_after(1) as limit:
+                            limit.shield = True
+                            await stream.reset()
                     if fresh or not isinstance(error, Exception):
                         raise
 
     async def _hear(self, stream: Any) -> None:
         """Whatever comes on a stream that another peer opened."""
-        peer, held = stream.muxed_conn.peer_id, bytearray()
+        peer = stream.muxed_conn.peer_id
+        self._heard[peer] = self._heard.get(peer, 0) + 1
+        try:
+            if self._heard[peer] <= STREAMS:
+                await self._messages(peer, stream)
+        except Exception as error:  # noqa: BLE001 - a peer that goes away, or sends what is no message
+            LOG.debug("a peer is heard no more: %s", error)
+        finally:
+            self._heard[peer] -= 1
+            if not self._heard[peer]:
+                del self._heard[peer]
+        with suppress(Exception):
+            await stream.reset()
+
+    async def _messages(self, peer: Any, stream: Any) -> None:
+        """Heed one message after the other, until one is too large, or there are too many halves of messages."""
+        held = bytearray()
         try:
             while True:
                 size, start = _length(held)
                 if size is not None and size > MESSAGE + (64 << 10):
                     break
                 if size is None or len(held) < start + size:
+                    if self._held > HELD and len(held) > LITTLE:
+                        break
                     piece = await stream.read(1 << 16)
                     if not piece:
                         break
                     held += piece
+                    self._held += len(piece)
                     continue
                 message = self._message.FromString(bytes(held[start : start + size]))
                 del held[: start + size]
+                self._held -= start + size
                 self.received += size
                 self._heed(peer, message)
-        except Exception as error:  # noqa: BLE001 - a peer that goes away, or sends what is no message
-            LOG.debug("a peer is heard no more: %s", error)
-        with suppress(Exception):
-            await stream.reset()
+        finally:
+            self._held -= len(held)
 
     def _heed(self, peer: Any, message: Any) -> None:
         for block in message.payload:
@@ -483,31 +525,64 @@ class Peer:
             if wish is not None and each.type == self._message.DontHave:
                 wish.denied.add(peer)
                 wish.changed.set()
-        wants = [each for each in message.wantlist.entries[:ENTRIES] if not each.cancel]
-        if wants:
-            self._nursery.start_soon(self._answer, peer, wants)
+        waiting = self._waiting.get(peer, {})
+        for each in message.wantlist.entries[:ENTRIES]:
+            if each.cancel:
+                waiting.pop(each.block, None)
+            elif len(each.block) <= LONGEST and (each.block in waiting or len(waiting) < WAITING):
+                word, _ = waiting.get(each.block, (True, True))
+                waiting[each.block] = word and each.wantType == self._message.Wantlist.Have, each.sendDontHave
+        if waiting and peer not in self._waiting:
+            self._waiting[peer] = waiting
+            self._nursery.start_soon(self._answer, peer, waiting)
 
-    async def _answer(self, peer: Any, wants: list[Any]) -> None:
-        """Give what somebody wants, if it is here."""
+    async def _answer(self, peer: Any, waiting: dict[bytes, tuple[bool, bool]]) -> None:
+        """Give what somebody waits for, if it is here, a message after the other; whoever does not take it is left."""
+        try:
+            while waiting:
+                async with self._answering:
+                    message = await self._made(waiting)
+                    if message.payload or message.blockPresences:
+                        with self._trio.fail_after(GRACE + message.ByteSize() / SLOWEST):
+                            await self._say(peer, message)
+        except Exception as error:  # noqa: BLE001 - whoever asked may be gone
+            LOG.debug("a peer is answered no more: %s", error)
+            await self._hang_up(peer)
+        finally:
+            del self._waiting[peer]
+
+    async def _made(self, waiting: dict[bytes, tuple[bool, bool]]) -> Any:
+        """An answer to as much of what is waited for as goes into one message."""
         trio, message, size = self._trio, self._message(), 0
-        with suppress(Exception):  # whoever asked may be gone
-            for want in wants:
-                block = None
-                with suppress(Refused):  # an address of another kind
-                    block = await trio.to_thread.run_sync(self._give, CID(want.block), abandon_on_cancel=True)
-                if block is None:
-                    if want.sendDontHave:
-                        message.blockPresences.add(cid=want.block, type=self._message.DontHave)
-                elif want.wantType == self._message.Wantlist.Have:
-                    message.blockPresences.add(cid=want.block, type=self._message.Have)
-                else:
-                    message.payload.add(prefix=want.block[:4], data=block)
-                    size += len(block)
-                if size >= PACKED:
-                    await self._say(peer, message)
-                    message, size = self._message(), 0
-            if message.payload or message.blockPresences:
-                await self._say(peer, message)
+        while waiting and size < PACKED:
+            cid = next(iter(waiting))
+            word, told = waiting.pop(cid)
+            block = None
+            with suppress(Refused):  # an address of another kind
+                block = await trio.to_thread.run_sync(self._give, CID(cid), abandon_on_cancel=True)
+            if block is None:
+                if told:
+                    message.blockPresences.add(cid=cid, type=self._message.DontHave)
+            elif word:
+                message.blockPresences.add(cid=cid, type=self._message.Have)
+            else:
+                message.payload.add(prefix=cid[:4], data=block)
+                size += len(block)
+        return message
+
+    async def _hang_up(self, peer: Any) -> None:
+        """End all connections with a peer. A farewell would have to be taken, too."""
+        for each in self._host.get_network().get_connections(peer):
+            with suppress(Exception), self._trio.move_on_after(1):
+                await each.muxed_conn.secured_conn.close()
+
+    def _forget(self) -> None:
+        """What is known of peers that are gone."""
+        there = set(self._host.get_connected_peers())
+        for peer in {*self._streams, *self._locks} - there:
+            self._streams.pop(peer, None)
+            if not self._locks[peer].locked():
+                del self._locks[peer]
 
 
 def _length(held: bytearray) -> tuple[int | None, int]:
