@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
@@ -487,12 +491,80 @@ def test_peers_that_lie_are_not_believed(tmp_path):
         leaf = os.urandom(5000)
         liar._peer._give = liar._given
         liar.store.put(leaf)
-        for size, reason in ((5001, "another size than"), (1 << 40, "more than 9,999 bytes")):
+        for size, reason in ((5001, "another size than"), (5000, "have another address"), (1 << 40, "more than 9,999")):
             root = unixfs.encode_node([unixfs.Child(CID.of(leaf), size, size)])
             with pytest.raises(Refused, match=reason):
                 reader.get(liar.store.put(root, DAG_PB), 9999)
         with pytest.raises(Refused, match="is no node of a file"):
             reader.get(liar.store.put(b"junk", DAG_PB), 9999)
+
+
+def test_one_file_has_one_address(tmp_path):
+    """The same bytes in other blocks are refused, before those are fetched if their sizes say so."""
+    swarm = Swarm()
+    swarm.keep(tmp_path)
+    data = os.urandom(2 * unixfs.LEAF + 10_000)
+    cid, store = swarm.put(data), swarm.store
+    assert swarm.get(cid, len(data)) == data
+
+    def node(*children, more=0):
+        return store.put(unixfs.encode_node([replace(each, total=each.total + more) for each in children]), DAG_PB)
+
+    def leaves(*sizes):
+        cuts = list(itertools.accumulate(sizes, initial=0))
+        pieces = [data[start:end] for start, end in itertools.pairwise(cuts)]
+        return [unixfs.Child(store.put(each), len(each), len(each)) for each in pieces]
+
+    whole = leaves(unixfs.LEAF, unixfs.LEAF, 10_000)
+    assert node(*whole) == cid
+    below = unixfs.Child(node(*whole[:2]), 2 * unixfs.LEAF, 2 * unixfs.LEAF)
+    for other in (
+        node(*leaves(unixfs.LEAF, unixfs.LEAF - 5000, 15_000)),
+        node(*leaves(10_000, unixfs.LEAF, unixfs.LEAF)),
+        node(*leaves(*[50_000] * (len(data) // 50_000), len(data) % 50_000)),
+        node(*whole[:2], *(replace(each, size=each.size // 2) for each in whole[2:] * 2)),
+        node(below, whole[2]),
+        node(unixfs.Child(cid, len(data), len(data))),
+    ):
+        with pytest.raises(Refused, match=rf"the block {other} is not cut as a file of this size is"):
+            swarm.get(other, len(data))
+    other = node(*whole, more=1)
+    with pytest.raises(Refused, match=rf"the weights {other} have another address in the one form of a file: {cid}"):
+        swarm.get(other, len(data))
+
+
+@examples(max_examples=12)
+@given(st.integers(0, 70_000))
+def test_files_of_several_levels_are_read(size):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for module in (unixfs, ipfs):
+            patch.setattr(module, "LEAF", 4096)
+            patch.setattr(module, "WIDTH", 2)
+        patch.setattr(unixfs.blocks_of, "__defaults__", (4096, 2))
+        swarm = Swarm()
+        swarm.keep(folder)
+        data = os.urandom(size)
+        assert swarm.get(swarm.put(data), size) == data
+
+
+@pytest.mark.slow
+def test_who_gives_slowly_is_not_awaited_for_ever(tmp_path, monkeypatch):
+    """Each block comes within its time, and all of them together do not."""
+    monkeypatch.setattr(ipfs, "AT_ONCE", 1)
+    monkeypatch.setattr(ipfs, "DIAL", 1.0)
+    monkeypatch.setattr(ipfs, "SLOWEST", 10 << 20)
+    with peers(tmp_path, "a", wait=0.7) as (reader, a):
+        data = os.urandom(12 * unixfs.LEAF)
+        cid, give = a.put(data), a._peer._give
+        a._peer._give = lambda each: time.sleep(0.5) or give(each)
+        began = time.monotonic()
+        with pytest.raises(Withheld, match=r"blocks came so slowly that the rest was not awaited after 3 seconds"):
+            reader.get(cid, len(data))
+        assert time.monotonic() - began < 8
+        there = len(list(reader.store))
+        assert there > 2
+        a._peer._give = give
+        assert reader.get(cid, len(data)) == data  # it goes on with what came
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,18 @@ from tacit.federation.keys import write_new
 from tacit.folders import write_whole
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, RAW
-from tacit.ledger.unixfs import LARGEST_BLOCK, Child, address_of, blocks_of, decode_node, varint
+from tacit.ledger.unixfs import (
+    LARGEST_BLOCK,
+    LEAF,
+    WIDTH,
+    Child,
+    address_of,
+    blocks_of,
+    children_of,
+    decode_node,
+    span,
+    varint,
+)
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,11 +66,9 @@ STREAMS = 16
 HELD, LITTLE = 64 << 20, 16 << 10
 """Bytes that all unfinished messages together may have; and so many are heard of a stream whatever others hold."""
 GRACE, SLOWEST = 10.0, 1 << 17
-"""Seconds that a message may take to be sent, and one more for so many bytes: whoever takes them slower is left."""
+"""Seconds that a message may take to be sent, and one more for so many bytes: who takes, or gives, less is left."""
 FORGETS = 30.0
 """Seconds between two looks for peers that are gone."""
-DEEPEST = 4
-"""Levels of a file's nodes."""
 
 
 def split_peers(text: str) -> list[str]:
@@ -181,39 +190,35 @@ class Swarm:
             if len(root) > largest:
                 raise Refused(f"the weights {cid} have more than {largest:,} bytes")
             return root
-        level = self._children(cid, root)
-        if sum(each.size for each in level) > largest:
+        with _named(cid):
+            size = sum(each.size for each in decode_node(root))
+        if size > largest:
             raise Refused(f"the weights {cid} have more than {largest:,} bytes")
-        for _ in range(DEEPEST):
-            if all(each.cid.codec == RAW for each in level):
-                break
-            nodes = iter(self._blocks([each.cid for each in level if each.cid.codec != RAW], f"the weights {cid}"))
+        level, blocks, part = [Child(cid, size, 0)], [root], span(size)
+        while True:
             below: list[Child] = []
-            for each in level:
-                if each.cid.codec == RAW:
-                    below.append(each)
-                    continue
-                children = self._children(each.cid, next(nodes))
-                if sum(child.size for child in children) != each.size:
-                    raise Refused(f"the block {each.cid} has other sizes than the weights {cid} say")
-                below += children
-            level = below
-        else:
-            raise Refused(f"the weights {cid} have more than {DEEPEST} levels of blocks")
-        leaves = self._blocks([each.cid for each in level], f"the weights {cid}")
-        for each, leaf in zip(level, leaves, strict=True):
+            for each, block in zip(level, blocks, strict=True):
+                with _named(each.cid):
+                    below += children_of(block, each.size, part)
+            level, cids = below, [each.cid for each in below]
+            # A node has fewer bytes than are below it, but for a last one.
+            blocks = self._blocks(cids, f"the weights {cid}", size + LARGEST_BLOCK)
+            if part == LEAF:
+                break
+            part //= WIDTH
+        for each, leaf in zip(level, blocks, strict=True):
             if len(leaf) != each.size:
                 raise Refused(f"the block {each.cid} has another size than the weights {cid} say")
-        return b"".join(leaves)
+        data = b"".join(blocks)
+        if (own := address_of(data)) != cid:
+            raise Refused(f"the weights {cid} have another address in the one form of a file: {own}")
+        return data
 
-    def _children(self, cid: CID, block: bytes) -> list[Child]:
-        try:
-            return decode_node(block)
-        except Refused as error:
-            raise Refused(f"the block {cid} {error}") from None
+    def _blocks(self, cids: Sequence[CID], what: str, size: int = LARGEST_BLOCK) -> list[bytes]:
+        """Blocks, from the folder or from peers. `what` they belong to is said of one that nobody gives.
 
-    def _blocks(self, cids: Sequence[CID], what: str) -> list[bytes]:
-        """Blocks, from the folder or from peers. `what` they belong to is said of one that nobody gives."""
+        Peers have as long as the first few may take, and then as `size` bytes take to who is only just fast enough.
+        """
         store, found = self.store, dict[CID, bytes]()
         damaged: dict[CID, Refused] = {}
         for cid in dict.fromkeys(cids):
@@ -233,7 +238,8 @@ class Swarm:
             if self._peer is None:
                 # Another name than that of the peer that may listen for this folder: answers go by names.
                 self._peer = Peer(secrets.token_bytes(32), self._given, None)
-            why = self._peer.fetch(missing, peers, self.wait, take)
+            within = DIAL + self.wait * len(peers) + size / SLOWEST
+            why = self._peer.fetch(missing, peers, self.wait, within, take)
         else:
             why = "no other peers are known"
         for cid in missing:
@@ -244,6 +250,15 @@ class Swarm:
             which = "" if len(cids) == 1 else f", {cids.index(cid) + 1:,} of {len(cids):,},"
             raise Withheld(f"{what}: the block {cid}{which} did not come: {why}; ask their provider for them.")
         return [found[cid] for cid in cids]
+
+
+@contextmanager
+def _named(cid: CID) -> Iterator[None]:
+    """What is refused meanwhile is this block."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"the block {cid} {error}") from None
 
 
 class _Wish:
@@ -292,10 +307,15 @@ class Peer:
             raise TacitError('Peers of IPFS need the package libp2p: pip install "tacit-kg[ipfs]"') from None
         self._libp2p, self._trio, self._message = libp2p, trio, Message
 
-    def fetch(self, cids: Sequence[CID], peers: Sequence[str], wait: float, take: Callable[[CID, bytes], None]) -> str:
-        """Get blocks, and hand each over as it comes. What was in the way of those that did not come, in words."""
+    def fetch(
+        self, cids: Sequence[CID], peers: Sequence[str], wait: float, within: float, take: Callable[[CID, bytes], None]
+    ) -> str:
+        """Get blocks, and hand each over as it comes. What was in the way of those that did not come, in words.
+
+        `wait`: seconds that each peer has for a block; `within`: that there are for all of them.
+        """
         with self._turn:
-            return self._call(lambda: self._fetch(cids, peers, wait, take))
+            return self._call(lambda: self._fetch(cids, peers, wait, within, take))
 
     def close(self) -> None:
         with suppress(Exception):  # it may have ended by itself
@@ -360,7 +380,7 @@ class Peer:
             nursery.cancel_scope.cancel()
 
     async def _fetch(
-        self, cids: Sequence[CID], peers: Sequence[str], wait: float, take: Callable[[CID, bytes], None]
+        self, cids: Sequence[CID], peers: Sequence[str], wait: float, within: float, take: Callable[[CID, bytes], None]
     ) -> str:
         trio = self._trio
         reached: list[Any] = []
@@ -393,9 +413,12 @@ class Peer:
                 else:
                     await trio.to_thread.run_sync(take, cid, found)
 
-        async with trio.open_nursery() as nursery:
-            for cid in cids:
-                nursery.start_soon(one, cid)
+        with trio.move_on_after(within) as patience:
+            async with trio.open_nursery() as nursery:
+                for cid in cids:
+                    nursery.start_soon(one, cid)
+        if patience.cancelled_caught:
+            missed.insert(0, f"blocks came so slowly that the rest was not awaited after {within:,.0f} seconds")
         told = f"{len(reached)} of {len(peers)} peers were reached"
         return "; ".join(filter(None, [told, *missed[:1], *faults[:3]]))
 
