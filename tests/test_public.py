@@ -30,7 +30,7 @@ from tacit.federation.letters import Away
 from tacit.ledger import evm, ipfs, unixfs
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW
-from tacit.ledger.evm import Account, EvmLog, calldata, entries_of, log_address, split_place
+from tacit.ledger.evm import Account, Declined, EvmLog, calldata, entries_of, log_address, split_place
 from tacit.ledger.ipfs import Peer, Swarm
 from tacit.ledger.jetstream import Remote
 from tacit.ledger.ledger import BLOBS, RECORDS, Ledger
@@ -202,9 +202,9 @@ def test_any_calldata_is_entries_or_nothing(data):
 
 def test_nobody_is_believed_where_a_ledger_begins(chain, log):
     """Anybody may send anything to the address: what is before the genesis does not count, what is no entry neither."""
-    own = log()
     with pytest.raises(Refused, match="does not show the transaction"):
-        own.append([entry("too early")])
+        log(settled=0.3).append([entry("too early")])
+    own = log()
     own.append([log.genesis])
     to, mine = log_address(own.genesis), own.account
 
@@ -276,12 +276,27 @@ def test_nodes_that_are_none(tmp_path):
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Says) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
+        place = f"evm:http://127.0.0.1:{server.server_port}"
         for says in (b"<html>", b"[]", b"{}", b'{"result": 5}', b'{"result": "0x"}', b"[" * 100_000):
             server.says = says
             with pytest.raises(Refused, match=r"no node of a chain|is no number"):
-                EvmLog(f"evm:http://127.0.0.1:{server.server_port}", patience=0.1)
+                EvmLog(place, patience=0.1)
+        for code, kind in ((-32005, Away), (-32000, Away), (-32601, Declined)):
+            server.says = json.dumps({"error": {"code": code, "message": "not now"}}).encode()
+            with pytest.raises(kind, match=r"127.0.0.1:\d+ refuses eth_chainId: not now"):
+                EvmLog(place, patience=0.1)
+        node = evm.Node(place.removeprefix("evm:"), patience=0.1)
+        for code, kind in ((-32005, Away), (-32000, Declined)):
+            server.says = json.dumps({"error": {"code": code, "message": "not now"}}).encode()
+            with pytest.raises(kind, match="refuses eth_sendRawTransaction"):
+                node.send("0x")
+        for says in (b'[{"id": 1}, {"id": null}]', b"[1, 2]"):
+            server.says = says
+            with pytest.raises(Refused, match="no node of a chain"):
+                node.blocks([1, 2])
+        node.close()
         server.shutdown()
         thread.join()
 
@@ -401,6 +416,120 @@ def test_a_node_that_lost_blocks_is_not_believed(log, tmp_path, chain):
     own._base.execute("INSERT INTO blocks VALUES (?, ?)", (number + 50, known))
     with pytest.raises(Away, match="it is behind, or lost blocks"):
         list(own.read())
+
+
+class Balanced:
+    """A node that is many servers, in the way of a real one: what a function says of a method is said instead."""
+
+    def __init__(self, node):
+        self.node, self.name, self.patience, self.instead, self.sent = node, "balanced", 0.2, {}, []
+
+    def ask(self, method, *words):
+        return self.instead.get(method, self.node.ask)(method, *words)
+
+    def send(self, raw):
+        self.sent.append(raw)
+        self.instead.get("send", self.node.send)(raw)
+
+    def head(self):
+        return self.instead.get("head", self.node.head)()
+
+    def blocks(self, numbers, *, whole=False):
+        return self.node.blocks(numbers, whole=whole)
+
+    def close(self):
+        self.node.close()
+
+
+def balanced(log):
+    log.node = Balanced(log.node)
+    return log
+
+
+def test_a_transaction_is_sent_once_whatever_servers_that_are_behind_say(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+    own.append([entry("first")])
+    left, number = [6], len(own.node.sent)
+
+    def late(method, *words):  # the receipt is not there yet, where the transaction is: its number is used up
+        left[0] -= 1
+        if left[0] > 0:
+            return None
+        return own.node.node.ask(method, *words)
+
+    own.node.instead["eth_getTransactionReceipt"] = late
+    assert own.append([entry("once")]) == 2
+    assert left[0] <= 0
+    assert len(set(own.node.sent[number:])) == 1
+    assert shown(own) == ["first", "once"]
+    # it stands, and then a server that has not heard of it is asked to read
+    del own.node.instead["eth_getTransactionReceipt"]
+    heads = iter([0] * 5)
+
+    def behind():
+        return own.node.node.head() - (next(heads, None) is not None) * 3
+
+    own.append([entry("again")])
+    own.node.instead["head"] = behind
+    assert own.append([entry("seen late")]) == 4
+    assert next(heads, None) is None
+    assert shown(own) == ["first", "once", "again", "seen late"]
+    # a number that another transaction has: nobody took this one, so it is signed anew at once
+    used = [True]
+
+    def stale(method, *words):
+        return hex(int(own.node.node.ask(method, *words), 16) - (words[1] == "pending" and bool(used) and used.pop()))
+
+    own.node.instead["eth_getTransactionCount"] = stale
+    assert own.append([entry("anew")]) == 5
+
+
+def test_a_transaction_that_cannot_stand_any_more_is_signed_anew(chain, log):
+    """Another one of the same account took its number, while nobody knew."""
+    own = balanced(log())
+    own.append([log.genesis])
+    mine, sent = own.account, len(own.node.sent)
+
+    def lost(raw):
+        del own.node.instead["send"]
+        price = {"gas": 30_000, "gasPrice": 10**11, "chainId": own.chain, "value": 0, "to": mine.address}
+        own.node.node.send(mine.sign(price | {"nonce": own._used(mine)})[1])
+        raise Away("no answer")
+
+    own.node.instead["send"] = lost
+    found = []
+    adding = threading.Thread(target=lambda: found.append(own.append([entry("twice")])))
+    adding.start()
+    until(lambda: len(own.node.sent) > sent + 3)
+    assert len(set(own.node.sent[sent:])) == 1  # some server may still show a receipt
+    chain.mine(evm.FURTHER)
+    adding.join(20)
+    assert found == [1]
+    assert len(set(own.node.sent[sent:])) == 2
+    assert shown(own) == ["twice"]
+
+
+def test_what_a_node_cannot_tell_now_is_awaited(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+
+    def limits(times):
+        left = iter(range(times))
+
+        def limited(method, *words):
+            if next(left, None) is not None:
+                raise Away("balanced refuses it: too many requests.")
+            return own.node.node.ask(method, *words)
+
+        return limited
+
+    own.node.instead["eth_getTransactionReceipt"] = limits(3)
+    assert own.append([entry("a")]) == 1
+    own.settled = 0.3
+    own.node.instead["eth_getTransactionReceipt"] = limits(10**6)
+    with pytest.raises(Away, match=r"may not have been added.* The node said last: .*too many requests"):
+        own.append([entry("b")])
 
 
 # -- weights at peers --------------------------------------------------------------------------------------------------
