@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
 from ledgers import CLAIM, KEYS, WHO, Operated, Providers, roster, rows, tacit
 from networks import Anvil, Helia, environment, until
+from tacit.cli import app
 from tacit.clinic import clinic
 from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation.letters import Away
@@ -259,6 +262,33 @@ except RecursionError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    port, account = chain.port, chain.account(tmp_path / "own.account")
+    WHO[0].save(tmp_path / "own.key")
+    node = f"evm:http://user:pass@127.0.0.1:{port}/?key=hidden"
+    for name, more in (("a", ("--json",)), ("b", ())):
+        done = CliRunner().invoke(app, [
+            "ledger", "init", str(tmp_path / name), "--key", str(tmp_path / "own.key"), "--open", "--model", "m",
+            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0", *more,
+        ])  # fmt: skip
+        assert done.exit_code == 0, done.output
+        manifest = json.loads((tmp_path / name / "ledger.json").read_text())
+        block = manifest["log"].partition("#")[2]
+        assert manifest["log"] == f"{node}#{block}"
+        assert stat.S_IMODE((tmp_path / name / "ledger.json").stat().st_mode) == 0o600
+        assert "hidden" not in done.output
+        assert "pass@" not in done.output
+        if more:
+            assert json.loads(done.output)["log"] == f"evm:http://127.0.0.1:{port}#{block}"
+        else:
+            words = " ".join(done.output.split())
+            assert f"It is joined with --log 'evm:NODE#{block}'" in words
+            assert f"Yours is at http://127.0.0.1:{port};" in words
+    with Ledger.load(tmp_path / "a") as ledger:
+        assert "hidden" not in ledger.place
 
 
 def test_nodes_that_are_none(tmp_path):

@@ -324,8 +324,14 @@ class EvmLog:
         self._prepare()
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
+        """Where it is, for its owner alone: what is behind the host's name may be a secret that the owner pays for."""
         return f"{SCHEME}{self.url}#{self.start}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, as anybody may be told."""
+        return f"{SCHEME}{self.node.name}#{self.start}"
 
     def keep(self, path: Path) -> None:
         """Keep what is read in this file, and go on with what it holds."""
