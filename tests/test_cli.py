@@ -14,11 +14,17 @@ import sys
 import pytest
 from click import UsageError
 from click.testing import CliRunner
+from rich.console import Console
 from typer.main import get_command
 
+from ledgers import CLAIM, KEYS, WHO, rows
 from tacit import Graph, __version__, inspect, partition, pool, read_graph, read_parties, write_graph
-from tacit.cli import app
+from tacit.cli import app, models, show
+from tacit.cli.federate import bar as federation_bar
 from tacit.datasets import clinic
+from tacit.ledger.ledger import Ledger
+from tacit.ledger.record import Genesis, Model
+from tacit.settings import Settings
 
 
 def tacit(*args, cwd=None, code=0, env=None, timeout=120):
@@ -195,6 +201,44 @@ def test_names_are_shown_as_they_are(tmp_path):
     """Brackets are not taken for markup, and nothing of a name is lost."""
     (tmp_path / "graph.tsv").write_text("a\t[bold]treats[/bold]\tb\n")
     assert "[bold]treats[/bold]" in tacit("data", "inspect", "graph.tsv", cwd=tmp_path).stdout
+
+
+NOT_MARKUP = ["[/b]x", "[red]", "[link=https://example.org]x[/link]", "a [bold]treats[/bold] b", "\\[x]"]
+
+
+@pytest.mark.parametrize("name", NOT_MARKUP)
+def test_names_from_outside_are_never_markup(name, monkeypatch, capsys):
+    monkeypatch.setattr(show, "out", Console(width=200))
+    show.table(name, "number", rows=[(name, 1)], title=f"Newest of {name}")
+    show.say(name, "bold")
+    show.warn([name])
+    show.warn_aside(name)
+    show.say_aside(name)
+    shown = capsys.readouterr()
+    assert shown.out.count(name) == 5
+    assert shown.err.count(name) == 2
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    settings = Settings.make({"training": {"epochs": 1}})
+    event = {"event": "kernels", "name": name, "seconds": 2.0}
+    for drawn in (federation_bar(name, 3, quiet=False), models.bar(settings, quiet=False, doing=name)):
+        with drawn as tell:
+            tell(event)
+        assert name in capsys.readouterr().err
+    with show.busy(name, quiet=False):
+        pass
+    assert name in capsys.readouterr().err
+
+
+def test_a_model_with_such_a_name_stops_no_reader_of_its_ledger(tmp_path):
+    name = NOT_MARKUP[0]
+    with Ledger.begin(tmp_path / "ledger", WHO[0], Genesis("drugs", keys=KEYS)) as ledger:
+        ledger.open_model(WHO[0], Model(ledger.genesis, name, entity=3, relation=3))
+        ledger.publish_rows(WHO[0], name, rows(tmp_path, 1), CLAIM)
+    shown = CliRunner().invoke(get_command(app), ["ledger", "show", str(tmp_path / "ledger")])
+    assert shown.exit_code == 0, shown.exception
+    assert f"Newest of {name}" in shown.output
 
 
 def test_no_name_gets_into_a_log(tmp_path, caplog):

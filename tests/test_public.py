@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 pytest.importorskip("libp2p", reason="the extra ipfs is not installed")
 from ledgers import CLAIM, KEYS, WHO, Operated, Providers, roster, rows, tacit
 from networks import Anvil, Helia, environment, until
+from tacit.cli import app
 from tacit.clinic import clinic
 from tacit.errors import BadInput, BadValue, Refused, TacitError
 from tacit.federation.letters import Away
 from tacit.ledger import evm, ipfs, unixfs
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, DAG_CBOR, DAG_PB, RAW
-from tacit.ledger.evm import Account, EvmLog, calldata, entries_of, log_address, split_place
+from tacit.ledger.evm import Account, Declined, EvmLog, calldata, entries_of, log_address, split_place
 from tacit.ledger.ipfs import Peer, Swarm
 from tacit.ledger.jetstream import Remote
 from tacit.ledger.ledger import BLOBS, RECORDS, Ledger
@@ -198,9 +205,9 @@ def test_any_calldata_is_entries_or_nothing(data):
 
 def test_nobody_is_believed_where_a_ledger_begins(chain, log):
     """Anybody may send anything to the address: what is before the genesis does not count, what is no entry neither."""
-    own = log()
     with pytest.raises(Refused, match="does not show the transaction"):
-        own.append([entry("too early")])
+        log(settled=0.3).append([entry("too early")])
+    own = log()
     own.append([log.genesis])
     to, mine = log_address(own.genesis), own.account
 
@@ -257,6 +264,33 @@ except RecursionError:
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
+def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    port, account = chain.port, chain.account(tmp_path / "own.account")
+    WHO[0].save(tmp_path / "own.key")
+    node = f"evm:http://user:pass@127.0.0.1:{port}/?key=hidden"
+    for name, more in (("a", ("--json",)), ("b", ())):
+        done = CliRunner().invoke(app, [
+            "ledger", "init", str(tmp_path / name), "--key", str(tmp_path / "own.key"), "--open", "--model", "m",
+            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0", *more,
+        ])  # fmt: skip
+        assert done.exit_code == 0, done.output
+        manifest = json.loads((tmp_path / name / "ledger.json").read_text())
+        block = manifest["log"].partition("#")[2]
+        assert manifest["log"] == f"{node}#{block}"
+        assert stat.S_IMODE((tmp_path / name / "ledger.json").stat().st_mode) == 0o600
+        assert "hidden" not in done.output
+        assert "pass@" not in done.output
+        if more:
+            assert json.loads(done.output)["log"] == f"evm:http://127.0.0.1:{port}#{block}"
+        else:
+            words = " ".join(done.output.split())
+            assert f"It is joined with --log 'evm:NODE#{block}'" in words
+            assert f"Yours is at http://127.0.0.1:{port};" in words
+    with Ledger.load(tmp_path / "a") as ledger:
+        assert "hidden" not in ledger.place
+
+
 def test_nodes_that_are_none(tmp_path):
     with pytest.raises(Away, match=r"http://127.0.0.1:1 does not answer"):
         EvmLog("evm:http://127.0.0.1:1/secret", patience=0.1)
@@ -272,12 +306,27 @@ def test_nodes_that_are_none(tmp_path):
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Says) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
+        place = f"evm:http://127.0.0.1:{server.server_port}"
         for says in (b"<html>", b"[]", b"{}", b'{"result": 5}', b'{"result": "0x"}', b"[" * 100_000):
             server.says = says
             with pytest.raises(Refused, match=r"no node of a chain|is no number"):
-                EvmLog(f"evm:http://127.0.0.1:{server.server_port}", patience=0.1)
+                EvmLog(place, patience=0.1)
+        for code, kind in ((-32005, Away), (-32000, Away), (-32601, Declined)):
+            server.says = json.dumps({"error": {"code": code, "message": "not now"}}).encode()
+            with pytest.raises(kind, match=r"127.0.0.1:\d+ refuses eth_chainId: not now"):
+                EvmLog(place, patience=0.1)
+        node = evm.Node(place.removeprefix("evm:"), patience=0.1)
+        for code, kind in ((-32005, Away), (-32000, Declined)):
+            server.says = json.dumps({"error": {"code": code, "message": "not now"}}).encode()
+            with pytest.raises(kind, match="refuses eth_sendRawTransaction"):
+                node.send("0x")
+        for says in (b'[{"id": 1}, {"id": null}]', b"[1, 2]"):
+            server.says = says
+            with pytest.raises(Refused, match="no node of a chain"):
+                node.blocks([1, 2])
+        node.close()
         server.shutdown()
         thread.join()
 
@@ -399,6 +448,120 @@ def test_a_node_that_lost_blocks_is_not_believed(log, tmp_path, chain):
         list(own.read())
 
 
+class Balanced:
+    """A node that is many servers, in the way of a real one: what a function says of a method is said instead."""
+
+    def __init__(self, node):
+        self.node, self.name, self.patience, self.instead, self.sent = node, "balanced", 0.2, {}, []
+
+    def ask(self, method, *words):
+        return self.instead.get(method, self.node.ask)(method, *words)
+
+    def send(self, raw):
+        self.sent.append(raw)
+        self.instead.get("send", self.node.send)(raw)
+
+    def head(self):
+        return self.instead.get("head", self.node.head)()
+
+    def blocks(self, numbers, *, whole=False):
+        return self.node.blocks(numbers, whole=whole)
+
+    def close(self):
+        self.node.close()
+
+
+def balanced(log):
+    log.node = Balanced(log.node)
+    return log
+
+
+def test_a_transaction_is_sent_once_whatever_servers_that_are_behind_say(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+    own.append([entry("first")])
+    left, number = [6], len(own.node.sent)
+
+    def late(method, *words):  # the receipt is not there yet, where the transaction is: its number is used up
+        left[0] -= 1
+        if left[0] > 0:
+            return None
+        return own.node.node.ask(method, *words)
+
+    own.node.instead["eth_getTransactionReceipt"] = late
+    assert own.append([entry("once")]) == 2
+    assert left[0] <= 0
+    assert len(set(own.node.sent[number:])) == 1
+    assert shown(own) == ["first", "once"]
+    # it stands, and then a server that has not heard of it is asked to read
+    del own.node.instead["eth_getTransactionReceipt"]
+    heads = iter([0] * 5)
+
+    def behind():
+        return own.node.node.head() - (next(heads, None) is not None) * 3
+
+    own.append([entry("again")])
+    own.node.instead["head"] = behind
+    assert own.append([entry("seen late")]) == 4
+    assert next(heads, None) is None
+    assert shown(own) == ["first", "once", "again", "seen late"]
+    # a number that another transaction has: nobody took this one, so it is signed anew at once
+    used = [True]
+
+    def stale(method, *words):
+        return hex(int(own.node.node.ask(method, *words), 16) - (words[1] == "pending" and bool(used) and used.pop()))
+
+    own.node.instead["eth_getTransactionCount"] = stale
+    assert own.append([entry("anew")]) == 5
+
+
+def test_a_transaction_that_cannot_stand_any_more_is_signed_anew(chain, log):
+    """Another one of the same account took its number, while nobody knew."""
+    own = balanced(log())
+    own.append([log.genesis])
+    mine, sent = own.account, len(own.node.sent)
+
+    def lost(raw):
+        del own.node.instead["send"]
+        price = {"gas": 30_000, "gasPrice": 10**11, "chainId": own.chain, "value": 0, "to": mine.address}
+        own.node.node.send(mine.sign(price | {"nonce": own._used(mine)})[1])
+        raise Away("no answer")
+
+    own.node.instead["send"] = lost
+    found = []
+    adding = threading.Thread(target=lambda: found.append(own.append([entry("twice")])))
+    adding.start()
+    until(lambda: len(own.node.sent) > sent + 3)
+    assert len(set(own.node.sent[sent:])) == 1  # some server may still show a receipt
+    chain.mine(evm.FURTHER)
+    adding.join(20)
+    assert found == [1]
+    assert len(set(own.node.sent[sent:])) == 2
+    assert shown(own) == ["twice"]
+
+
+def test_what_a_node_cannot_tell_now_is_awaited(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+
+    def limits(times):
+        left = iter(range(times))
+
+        def limited(method, *words):
+            if next(left, None) is not None:
+                raise Away("balanced refuses it: too many requests.")
+            return own.node.node.ask(method, *words)
+
+        return limited
+
+    own.node.instead["eth_getTransactionReceipt"] = limits(3)
+    assert own.append([entry("a")]) == 1
+    own.settled = 0.3
+    own.node.instead["eth_getTransactionReceipt"] = limits(10**6)
+    with pytest.raises(Away, match=r"may not have been added.* The node said last: .*too many requests"):
+        own.append([entry("b")])
+
+
 # -- weights at peers --------------------------------------------------------------------------------------------------
 
 
@@ -458,13 +621,13 @@ def test_a_withheld_block_times_out_and_is_named(tmp_path, monkeypatch):
             reader.get(cid, len(data))
         # whoever has it and says nothing at all
         a.put(data)
-        given = a._peer._give
-        a._peer._give = lambda each: time.sleep(30) if each == missing else given(each)
+        heed = a._peer._heed
+        a._peer._heed = lambda *words: None
         began = time.monotonic()
         with pytest.raises(Withheld, match=f"{named}; 1 do not have it, 1 gave nothing in 1 seconds"):
             reader.get(cid, len(data))
         assert 1 <= time.monotonic() - began < 15
-        a._peer._give = given
+        a._peer._heed = heed
         assert reader.get(cid, len(data)) == data  # and what came before did not have to come again
         b.close()
         with pytest.raises(Withheld, match=r"1 of 2 peers were reached; 1 do not have it; /ip4/127.0.0.1/tcp/\d+/p2p/"):
@@ -487,12 +650,80 @@ def test_peers_that_lie_are_not_believed(tmp_path):
         leaf = os.urandom(5000)
         liar._peer._give = liar._given
         liar.store.put(leaf)
-        for size, reason in ((5001, "another size than"), (1 << 40, "more than 9,999 bytes")):
+        for size, reason in ((5001, "another size than"), (5000, "have another address"), (1 << 40, "more than 9,999")):
             root = unixfs.encode_node([unixfs.Child(CID.of(leaf), size, size)])
             with pytest.raises(Refused, match=reason):
                 reader.get(liar.store.put(root, DAG_PB), 9999)
         with pytest.raises(Refused, match="is no node of a file"):
             reader.get(liar.store.put(b"junk", DAG_PB), 9999)
+
+
+def test_one_file_has_one_address(tmp_path):
+    """The same bytes in other blocks are refused, before those are fetched if their sizes say so."""
+    swarm = Swarm()
+    swarm.keep(tmp_path)
+    data = os.urandom(2 * unixfs.LEAF + 10_000)
+    cid, store = swarm.put(data), swarm.store
+    assert swarm.get(cid, len(data)) == data
+
+    def node(*children, more=0):
+        return store.put(unixfs.encode_node([replace(each, total=each.total + more) for each in children]), DAG_PB)
+
+    def leaves(*sizes):
+        cuts = list(itertools.accumulate(sizes, initial=0))
+        pieces = [data[start:end] for start, end in itertools.pairwise(cuts)]
+        return [unixfs.Child(store.put(each), len(each), len(each)) for each in pieces]
+
+    whole = leaves(unixfs.LEAF, unixfs.LEAF, 10_000)
+    assert node(*whole) == cid
+    below = unixfs.Child(node(*whole[:2]), 2 * unixfs.LEAF, 2 * unixfs.LEAF)
+    for other in (
+        node(*leaves(unixfs.LEAF, unixfs.LEAF - 5000, 15_000)),
+        node(*leaves(10_000, unixfs.LEAF, unixfs.LEAF)),
+        node(*leaves(*[50_000] * (len(data) // 50_000), len(data) % 50_000)),
+        node(*whole[:2], *(replace(each, size=each.size // 2) for each in whole[2:] * 2)),
+        node(below, whole[2]),
+        node(unixfs.Child(cid, len(data), len(data))),
+    ):
+        with pytest.raises(Refused, match=rf"the block {other} is not cut as a file of this size is"):
+            swarm.get(other, len(data))
+    other = node(*whole, more=1)
+    with pytest.raises(Refused, match=rf"the weights {other} have another address in the one form of a file: {cid}"):
+        swarm.get(other, len(data))
+
+
+@examples(max_examples=12)
+@given(st.integers(0, 70_000))
+def test_files_of_several_levels_are_read(size):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for module in (unixfs, ipfs):
+            patch.setattr(module, "LEAF", 4096)
+            patch.setattr(module, "WIDTH", 2)
+        patch.setattr(unixfs.blocks_of, "__defaults__", (4096, 2))
+        swarm = Swarm()
+        swarm.keep(folder)
+        data = os.urandom(size)
+        assert swarm.get(swarm.put(data), size) == data
+
+
+@pytest.mark.slow
+def test_who_gives_slowly_is_not_awaited_for_ever(tmp_path, monkeypatch):
+    """Each block comes within its time, and all of them together do not."""
+    monkeypatch.setattr(ipfs, "AT_ONCE", 1)
+    monkeypatch.setattr(ipfs, "DIAL", 1.0)
+    monkeypatch.setattr(ipfs, "SLOWEST", 10 << 20)
+    with peers(tmp_path, "a", wait=0.7) as (reader, a):
+        data = os.urandom(12 * unixfs.LEAF)
+        cid, give = a.put(data), a._peer._give
+        a._peer._give = lambda each: time.sleep(0.5) or give(each)
+        began = time.monotonic()
+        with pytest.raises(Withheld, match=r"blocks came so slowly that the rest was not awaited after 3 seconds"):
+            reader.get(cid, len(data))
+        assert time.monotonic() - began < 8
+        there = len(list(reader.store))
+        assert there > 2
+        a._peer._give = give
+        assert reader.get(cid, len(data)) == data  # it goes on with what came
 
 
 @pytest.mark.slow
@@ -521,6 +752,113 @@ def test_noise_on_a_stream_stops_nothing(tmp_path):
             peer._call(lambda data=data: noise(data))
         shutil.rmtree(tmp_path / "reader" / "blobs")
         assert reader.get(cid, 5) == b"hello"
+
+
+class Deaf(Peer):
+    """Asks, and takes no answer."""
+
+    def __init__(self):
+        super().__init__(os.urandom(32), lambda cid: None, None)
+
+    async def _hear(self, stream):
+        await self._trio.sleep_forever()
+
+    async def reach(self, address):
+        info = await self._resolved(address)
+        await self._host.connect(info)
+        return info.peer_id
+
+    def wants(self, address, *cids):
+        async def ask():
+            peer = await self.reach(address)
+            for cid in cids:
+                await self._say(peer, self._want(cid))
+            return self._host.get_id()
+
+        return self._call(ask)
+
+    def begins(self, address, count, size):
+        """Streams with the beginning of a message that never ends."""
+
+        async def begin():
+            peer = await self.reach(address)
+            for _ in range(count):
+                with contextlib.suppress(Exception):
+                    stream = await self._host.new_stream(peer, [ipfs.PROTOCOL])
+                    await stream.write(unixfs.varint(1 << 20) + bytes(size))
+            return self._host.get_id()
+
+        return self._call(begin)
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """A function that makes peers that take nothing: no window is opened for more than what fits into it at first."""
+    from libp2p.stream_muxer.yamux.yamux import YamuxStream
+
+    async def nothing(*words, **more):
+        pass
+
+    monkeypatch.setattr(YamuxStream, "send_window_update", nothing)
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(contextlib.closing(Deaf()))
+
+
+@pytest.mark.slow
+def test_who_asks_and_takes_nothing_costs_no_memory_and_is_left(tmp_path, monkeypatch, deaf):
+    for name, value in (("WAITING", 20), ("GRACE", 2.0), ("SLOWEST", 1 << 30), ("FORGETS", 0.2)):
+        monkeypatch.setattr(ipfs, name, value)
+    with peers(tmp_path, "a") as (reader, a):
+        honest, large = a.put(b"hello"), [a.put(os.urandom(unixfs.LEAF)) for _ in range(3)]
+        given, most, peer = [], [], a._peer
+        give, heed = peer._give, peer._heed
+        peer._give = lambda cid: given.append(cid) or give(cid)
+        peer._heed = lambda *words: heed(*words) or most.append(max(map(len, peer._waiting.values()), default=0))
+        own = deaf().wants(peer.addresses[0], *large * 30, *(CID.of(bytes((n,))) for n in range(50)))
+        until(lambda: len(most) == 140)
+        assert given == large[:1]  # one answer is under way, and no other is made
+        assert max(most) == len(peer._waiting[own]) == 20
+        assert peer._answering.borrowed_tokens == 1
+        assert reader.get(honest, 5) == b"hello"  # somebody else is not kept waiting
+        assert own in peer._waiting
+        until(lambda: own not in peer._waiting)
+        until(lambda: own not in peer._host.get_connected_peers())
+        until(lambda: own not in peer._locks and own not in peer._streams)
+        assert given == [large[0], honest]
+        assert peer._answering.borrowed_tokens == 0
+
+
+@pytest.mark.slow
+def test_many_who_take_nothing_hold_no_more_answers_than_are_made_at_a_time(tmp_path, monkeypatch, deaf):
+    for name, value in (("ANSWERS", 2), ("GRACE", 0.3), ("SLOWEST", 1 << 30)):
+        monkeypatch.setattr(ipfs, name, value)
+    with peers(tmp_path, "a") as (reader, a):
+        honest, large = a.put(b"hello"), a.put(os.urandom(unixfs.LEAF))
+        given, give = [], a._peer._give
+        a._peer._give = lambda cid: given.append(cid) or give(cid)
+        for _ in range(5):
+            deaf().wants(a._peer.addresses[0], large)
+        assert reader.get(honest, 5) == b"hello"  # each has its turn
+        assert given == [large] * 5 + [honest]
+        until(lambda: a._peer._answering.borrowed_tokens == 0)
+
+
+@pytest.mark.slow
+def test_halves_of_messages_do_not_fill_the_memory(tmp_path, monkeypatch, deaf):
+    monkeypatch.setattr(ipfs, "HELD", 100_000)
+    monkeypatch.setattr(ipfs, "STREAMS", 3)
+    with peers(tmp_path, "a") as (reader, a):
+        cid, peer = a.put(b"hello"), a._peer
+        one, two = deaf(), deaf()
+        many = one.begins(peer.addresses[0], 8, 10)
+        until(lambda: peer._heard.get(many) == 3)
+        large = two.begins(peer.addresses[0], 3, 60_000)
+        until(lambda: peer._heard.get(large) == 1)  # the others were broken off
+        assert 60_000 < peer._held < 100_000
+        assert reader.get(cid, 5) == b"hello"
+        one.close()
+        two.close()
+        until(lambda: peer._held == 0 and not set(peer._heard) & {many, large})
 
 
 @pytest.mark.slow

@@ -32,10 +32,13 @@ WRITERS = {
 """Which command writes folders of a kind, and goes on with them."""
 
 
-def write_json(path: Path, schema: str, content: Mapping[str, Any]) -> None:
-    """Write `content` under its schema ("tacit.graph/1": kind and version); whole, or not at all."""
+def write_json(path: Path, schema: str, content: Mapping[str, Any], mode: int | None = None) -> None:
+    """Write `content` under its schema ("tacit.graph/1": kind and version); whole, or not at all.
+
+    `mode` None: as the umask has it.
+    """
     text = json.dumps({"schema": schema} | dict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, text.encode(), mode=None)
+    write_whole(path, text.encode(), mode)
 
 
 def write_whole(path: Path, data: bytes, mode: int | None = 0o600) -> None:
@@ -149,10 +152,18 @@ def check_free(path: Path, manifest: str, *, force: bool = False) -> None:
         _check_replaceable(path, manifest, force)
 
 
-def seal(folder: Path, manifest: str, schema: str, content: Mapping[str, Any], *, later: Iterable[str] = ()) -> None:
+def seal(
+    folder: Path,
+    manifest: str,
+    schema: str,
+    content: Mapping[str, Any],
+    *,
+    later: Iterable[str] = (),
+    mode: int | None = None,
+) -> None:
     """Write the manifest of a folder that is complete, with a list of what belongs to it, now or `later`."""
     belongs = sorted({*(item.name for item in folder.iterdir()), manifest, PRIVATE, *later})
-    write_json(folder / manifest, schema, dict(content) | {"contents": belongs})
+    write_json(folder / manifest, schema, dict(content) | {"contents": belongs}, mode)
 
 
 def _check_replaceable(path: Path, manifest: str, force: bool) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TimeElapsedColumn
 
 from tacit import datasets
 from tacit.cli import show
@@ -281,13 +280,8 @@ def _import(mapping: str, source: str | None, skip_bad: bool, quiet: bool) -> Im
     recipe = read_mapping(mapping)
     if quiet or not sys.stderr.isatty():
         return import_graph(recipe, source, skip_bad=skip_bad)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = ("{task.description}", BarColumn(), "{task.fields[rows]:,} rows", TimeElapsedColumn())
+    with show.progress(*columns) as bar:
         task = bar.add_task("importing", total=len(recipe.statements), rows=0)
         return import_graph(
             recipe,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tacit.cli import show
@@ -276,11 +276,10 @@ def bar(doing: str, rounds: int, quiet: bool) -> Iterator[Any]:
     if quiet or not sys.stderr.isatty():
         yield lambda event: None
         return
-    columns = (TextColumn(f"{doing}: round {{task.completed}}/{{task.total}}"),
-               BarColumn(), TextColumn("loss {task.fields[loss]}"), TextColumn("valid MRR {task.fields[mrr]}"),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task("", total=rounds, loss="-", mrr="-")
+    columns = ("{task.description}: round {task.completed}/{task.total}", BarColumn(), "loss {task.fields[loss]}",
+               "valid MRR {task.fields[mrr]}", TimeRemainingColumn())  # fmt: skip
+    with show.progress(*columns) as drawn:
+        task = drawn.add_task(doing, total=rounds, loss="-", mrr="-")
 
         def on_event(event: Event) -> None:
             if event["event"] == "round":

@@ -164,7 +164,13 @@ def ledger_init(
             show.say(f"{folder} is the ledger {opened.genesis}")
             show.say("Read that address out to whoever joins: it stands for who may write.")
             if opened.public and opened.place:
-                show.say(f"It is joined with --log {opened.place}")
+                node, _, block = opened.place.rpartition("#")
+                if node.startswith(SCHEME):
+                    show.say(f"It is joined with --log '{SCHEME}NODE#{block}', where NODE is the address of a node of "
+                             f"this chain. Yours is at {node.removeprefix(SCHEME)}; keep the rest of its address to "
+                             "yourself if there is a secret in it.")  # fmt: skip
+                else:
+                    show.say(f"It is joined with --log {opened.place}")
         show.say(f"The model {model} is {branch.cid}")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tacit.cli import show
@@ -238,15 +238,15 @@ def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[An
         yield lambda event: None
         return
     columns = (
-        TextColumn("{task.fields[doing]}"),
-        TextColumn("epoch {task.completed}/{task.total}"),
+        "{task.fields[doing]}",
+        "epoch {task.completed}/{task.total}",
         BarColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[speed]} examples/s"),
-        TextColumn("valid MRR {task.fields[mrr]}"),
+        "loss {task.fields[loss]}",
+        "{task.fields[speed]} examples/s",
+        "valid MRR {task.fields[mrr]}",
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+    with show.progress(*columns) as drawn:
         task = drawn.add_task("", total=settings.training.epochs, doing=doing, loss="-", speed="-", mrr="-")
 
         def on_event(event: Event) -> None:
@@ -256,8 +256,8 @@ def bar(settings: Settings, quiet: bool, doing: str = "training") -> Iterator[An
                 else:
                     drawn.update(task, doing=doing)
                     if event["seconds"] > 1:
-                        drawn.console.print(f"The {event['name']} kernels were ready after {event['seconds']:.0f} s; "
-                                            "what was compiled is kept for the next time.")  # fmt: skip
+                        drawn.console.print(Text(f"The {event['name']} kernels were ready after {event['seconds']:.0f} "
+                                                 "s; what was compiled is kept for the next time."))  # fmt: skip
             elif event["event"] == "epoch":
                 speed = f"{event['examples'] / max(event['seconds'], 1e-9):,.0f}"
                 drawn.update(task, completed=event["epoch"], loss=_mean(event["loss"]), speed=speed)

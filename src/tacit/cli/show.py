@@ -6,7 +6,8 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,14 +29,19 @@ def busy(doing: str, quiet: bool) -> Any:
     return Console(stderr=True).status(Text(doing)) if sys.stderr.isatty() and not quiet else nullcontext()
 
 
+def progress(*columns: str | ProgressColumn) -> Progress:
+    """Bars on a terminal, that vanish when they are done; what is a string is shown as it is, with a task's fields."""
+    drawn = (TextColumn(each, markup=False) if isinstance(each, str) else each for each in columns)
+    return Progress(*drawn, console=Console(stderr=True), transient=True)
+
+
 def table(*columns: str, rows: Any, title: str | None = None) -> None:
     """Print a table; what is not a string is a number and stands to the right."""
     rows = list(rows)
-    drawn = Table(title=title, title_justify="left", header_style="bold", title_style="bold")
+    drawn = Table(title=None if title is None else Text(title, style="bold"), title_justify="left")
     for place, name in enumerate(columns):
-        drawn.add_column(
-            name, justify="left" if not rows or isinstance(rows[0][place], str) else "right", overflow="fold"
-        )
+        justify: JustifyMethod = "left" if not rows or isinstance(rows[0][place], str) else "right"
+        drawn.add_column(Text(name, style="bold"), justify=justify, overflow="fold")
     for row in rows:
         drawn.add_row(
             *(

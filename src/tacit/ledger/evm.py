@@ -24,7 +24,9 @@ import stat
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,12 @@ ANSWER = 30.0
 """Seconds that a node has for an answer."""
 AGAIN = 20
 """How often a chain is read again that changes while it is read."""
+FURTHER = 5
+"""Blocks to wait for the receipt of a transaction whose number was taken: another server may have it already."""
+WRITING = ("eth_sendRawTransaction", "eth_estimateGas")
+"""What a node may decline for good; whatever else it cannot answer now it can later."""
+NO_METHOD, BUSY = -32601, -32005
+"""Codes of errors: the node does not know what it was asked; it was asked too much."""
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """Private keys of chains are numbers below this one, the order of the curve secp256k1."""
 FILE, FILE_VERSION = 0x7AC17107, 1
@@ -153,8 +161,13 @@ class Node:
         self._http = web3.HTTPProvider(url, {"timeout": ANSWER}, self._session, exception_retry_configuration=None)
 
     def ask(self, method: str, *words: Any) -> Any:
-        """What the node answers; an error of its own is `Declined`."""
-        return self._answer(method, self._persist(lambda: self._http.make_request(method, list(words))))
+        """What the node answers. What it cannot tell now is asked again; what it does not want to do is `Declined`."""
+        return self._persist(lambda: self._answer(method, self._http.make_request(method, list(words))))
+
+    def send(self, raw: str) -> None:
+        """Hand over a signed transaction, once: what the answer to a second try says is not told of the first."""
+        method = "eth_sendRawTransaction"
+        self._persist(lambda: self._answer(method, self._http.make_request(method, [raw])), patience=0)
 
     def blocks(self, numbers: Sequence[int], *, whole: bool = False) -> list[dict[str, Any] | None]:
         """Blocks by their numbers, with all transactions if they are wanted `whole`. None: it is not there."""
@@ -162,10 +175,18 @@ class Node:
         asked = [(method, [hex(number), whole]) for number in numbers]
         if not asked:
             return []
-        found = self._persist(lambda: self._http.make_batch_request(asked))
-        if isinstance(found, list) and len(found) == len(asked):
-            answers = [self._answer(method, each) for each in found]
-        else:  # not every node takes several questions at once
+
+        def several() -> list[Any] | None:
+            try:
+                with warnings.catch_warnings(action="ignore"):  # an error may have no number; blocks say their own
+                    found = self._http.make_batch_request(asked)
+            except (AttributeError, TypeError):  # answers that are none cannot be put in order
+                raise ValueError from None
+            whole = isinstance(found, list) and len(found) == len(asked)
+            return [self._answer(method, each) for each in found] if whole else None
+
+        answers: list[Any] | None = self._persist(several)
+        if answers is None:  # not every node takes several questions at once
             answers = [self.ask(method, *words) for _, words in asked]
         for block, number in zip(answers, numbers, strict=True):
             if block is not None and (not isinstance(block, dict) or _number(block.get("number")) != number):
@@ -183,27 +204,34 @@ class Node:
         if not isinstance(found, dict) or ("result" not in found and "error" not in found):
             raise Refused(f"{self.name}: whoever answers there is no node of a chain.")
         if fault := found.get("error"):
-            told = fault.get("message") if isinstance(fault, dict) else fault
-            raise Declined(f"{self.name} refuses {method}: {excerpt(str(told))[1:-1]}.")
+            code, told = (fault.get("code"), fault.get("message")) if isinstance(fault, dict) else (None, fault)
+            words = f"{self.name} refuses {method}: {excerpt(str(told))[1:-1]}."
+            for_good = code == NO_METHOD or (method in WRITING and code != BUSY)
+            raise Declined(words) if for_good else Away(words)
         return found.get("result")
 
-    def _persist(self, act: Callable[[], Any]) -> Any:
+    def _persist(self, act: Callable[[], Any], patience: float | None = None) -> Any:
         from requests.exceptions import RequestException
 
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + (self.patience if patience is None else patience)
         while True:
             try:
                 return act()
+            except Away as error:
+                why = error
             except (ValueError, RecursionError) as error:  # JSON that is none; some of the kinds below are such, too
                 if not isinstance(error, RequestException):
                     raise Refused(f"{self.name}: whoever answers there is no node of a chain.") from None
-                why: Exception = error
+                why = self._unreached(error)
             except (RequestException, OSError) as error:
-                why = error
+                why = self._unreached(error)
             if time.monotonic() > until:
-                kind = type(why).__name__  # its words would show the whole address, with what may be a secret in it
-                raise Away(f"The chain was not reached: {self.name} does not answer ({kind}).") from None
+                raise why from None
             time.sleep(PAUSE)
+
+    def _unreached(self, error: Exception) -> Away:
+        kind = type(error).__name__  # its words would show the whole address, with what may be a secret in it
+        return Away(f"The chain was not reached: {self.name} does not answer ({kind}).")
 
 
 def _number(text: Any) -> int:
@@ -296,8 +324,14 @@ class EvmLog:
         self._prepare()
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
+        """Where it is, for its owner alone: what is behind the host's name may be a secret that the owner pays for."""
         return f"{SCHEME}{self.url}#{self.start}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, as anybody may be told."""
+        return f"{SCHEME}{self.node.name}#{self.start}"
 
     def keep(self, path: Path) -> None:
         """Keep what is read in this file, and go on with what it holds."""
@@ -355,9 +389,10 @@ class EvmLog:
                     "confirmations."
                 )
 
-    def _last(self) -> tuple[int, str] | None:
-        """The last block that was read, and its hash."""
-        found = self._base.execute("SELECT number, hash FROM blocks ORDER BY number DESC LIMIT 1").fetchone()
+    def _last(self, most: int = 1 << 62) -> tuple[int, str] | None:
+        """The last block that was read, up to this number, and its hash."""
+        words = "SELECT number, hash FROM blocks WHERE number <= ? ORDER BY number DESC LIMIT 1"
+        found = self._base.execute(words, (most,)).fetchone()
         return None if found is None else (int(found[0]), str(found[1]))
 
     def _scan(self) -> None:
@@ -369,6 +404,7 @@ class EvmLog:
                 continue
             if self._advance(last, head - self.confirmations):
                 return
+            time.sleep(PAUSE)  # or another of the node's servers answered, which is behind
         raise Away(f"{self.node.name}: the chain changes while it is read. Try again.")
 
     def _stands(self, head: int, number: int) -> bool:
@@ -378,13 +414,14 @@ class EvmLog:
             time.sleep(PAUSE)
             head = self.node.head()
         back, replaced = self.start - 1, False
-        for at, hash_ in self._base.execute("SELECT number, hash FROM blocks ORDER BY number DESC").fetchall():
-            if at <= head:
-                [block] = self.node.blocks([at])
-                if block is not None and block.get("hash") == hash_:
-                    back = at
-                    break
-                replaced = True
+        known = self._last(head)
+        while known is not None:
+            [block] = self.node.blocks([known[0]])
+            if block is not None and block.get("hash") == known[1]:
+                back = known[0]
+                break
+            replaced = True
+            known = self._last(known[0] - 1)
         if back == number:
             return True
         if head < number and not replaced:
@@ -478,48 +515,76 @@ class EvmLog:
             raise BadValue(f"{MOST:,} bytes can be added at once to a chain; not {len(content):,}")
         if self.account is None:
             raise TacitError("Adding to a chain costs gas: say which account pays, by --account.")
-        with self._lock:
-            sent = self._settle(self.account, content)
-            self._scan()
-            [first] = self._base.execute("SELECT MIN(position) FROM entries WHERE sent = ?", (sent,)).fetchone()
-        if first is None:
-            raise Refused(f"{self.node.name} does not show the transaction {sent} that it confirmed.")
-        return int(first)
-
-    def _settle(self, account: Account, content: bytes) -> str:
-        """Send a transaction, and see to it that it stands deep enough; again if a chain loses it. Its hash."""
-        signed = [self._signed(account, content)]
         until = time.monotonic() + self.settled
-        refused: Declined | None = None
+        with self._lock:
+            self.receipts.append(self._settled(self.account, content, until))
+            return self._position(self.receipts[-1].transaction, until)
+
+    def _settled(self, account: Account, content: bytes, until: float) -> Receipt:
+        """Send a transaction, and see to it that it stands deep enough; again if a chain loses it.
+
+        A node may be many servers, some of them behind others. So a transaction that one of them may have taken is
+        signed anew, which would add the record twice, only if it cannot stand any more: the account's number that it
+        has is used up, and for some blocks after that was seen nobody has shown a receipt of it.
+        """
+        signed = [self._signed(account, content)]
+        taken, used_up, said = False, None, ""
         while time.monotonic() < until:
-            found = next((each for sent, _ in signed if (each := self._receipt(sent)) is not None), None)
-            if found is None:
-                try:
-                    self.node.ask("eth_sendRawTransaction", signed[-1][1])
-                    refused = None
-                except Declined as error:
-                    refused = error
-                    told = str(error).lower()
-                    if "insufficient funds" in told:
-                        raise TacitError(f"The account {account.address} cannot pay for it: {error}") from None
-                    if ("nonce" in told and "low" in told) or "underpriced" in told:
-                        # Another transaction of this account took its number, unless it was this one itself.
-                        if all(self._receipt(sent) is None for sent, _ in signed):
-                            signed.append(self._signed(account, content))
-                    elif not any(word in told for word in ("already", "known", "imported")):
-                        raise
-            elif self.node.head() - _number(found["blockNumber"]) >= self.confirmations:
-                sent = str(found["transactionHash"]).lower()
-                self.receipts.append(
-                    Receipt(sent, _number(found["blockNumber"]), _number(found["gasUsed"]), len(content))
-                )
-                return sent
+            try:
+                found = next((each for one in signed if (each := self._receipt(one.sent)) is not None), None)
+                if found is not None:
+                    used_up, block = None, _number(found["blockNumber"])
+                    if self.node.head() - block >= self.confirmations:
+                        sent = str(found["transactionHash"]).lower()
+                        return Receipt(sent, block, _number(found["gasUsed"]), len(content))
+                elif (refused := self._refusal(signed[-1])) is None:
+                    taken, said = True, ""
+                else:
+                    said, told = f" The node said last: {refused}", str(refused).lower()
+                    if ("nonce" in told and "low" in told) or "replacement" in told:
+                        if taken and used_up is None and self._used(account) > signed[-1].number:
+                            used_up = self.node.head()
+                        if not taken or (used_up is not None and self.node.head() - used_up >= FURTHER):
+                            signed.append(self._signed(account, content, signed[-1].number + 1))
+                            taken, used_up = False, None
+                    elif not taken and "insufficient funds" in told:
+                        raise TacitError(f"The account {account.address} cannot pay for it: {refused}")
+                    elif any(word in told for word in ("already", "known", "imported")):
+                        taken = True
+                    elif not taken:
+                        raise refused
+            except Away as error:
+                said = f" The node said last: {error}"
             time.sleep(PAUSE)
-        why = "" if refused is None else f" The node said last: {refused}"
         raise Away(
-            f"The record may not have been added: the transaction {signed[-1][0]} is not {self.confirmations} blocks "
-            f"deep after {self.settled:g} seconds. Look for it on the chain before you try again.{why}"
+            f"The record may not have been added: the transaction {signed[-1].sent} is not {self.confirmations} blocks "
+            f"deep after {self.settled:g} seconds. Look for it on the chain before you try again.{said}"
         )
+
+    def _refusal(self, signed: _Signed) -> Declined | None:
+        """Send a transaction; why the node does not take it. Without an answer it may have been taken."""
+        try:
+            with suppress(Away):
+                self.node.send(signed.raw)
+        except Declined as error:
+            return error
+        return None
+
+    def _position(self, sent: str, until: float) -> int:
+        """Where the first record of a transaction stands that is deep enough. Another server may not know of it yet."""
+        while True:
+            with suppress(Away):
+                self._scan()
+            [first] = self._base.execute("SELECT MIN(position) FROM entries WHERE sent = ?", (sent,)).fetchone()
+            if first is not None:
+                return int(first)
+            if time.monotonic() > until:
+                raise Refused(f"{self.node.name} does not show the transaction {sent} that it confirmed.")
+            time.sleep(PAUSE)
+
+    def _used(self, account: Account, at: str = "latest") -> int:
+        """How many transactions an account has made, and so the number of its next one."""
+        return _number(self.node.ask("eth_getTransactionCount", account.address, at))
 
     def _receipt(self, sent: str) -> dict[str, Any] | None:
         """Of a transaction that stands in a block; None: it does not, or no more."""
@@ -529,7 +594,8 @@ class EvmLog:
         [block] = self.node.blocks([_number(found["blockNumber"])])
         return found if block is not None and block.get("hash") == found.get("blockHash") else None
 
-    def _signed(self, account: Account, content: bytes) -> tuple[str, str]:
+    def _signed(self, account: Account, content: bytes, least: int = 0) -> _Signed:
+        """A transaction, with the account's next number, or a higher one."""
         mine, data = account.address, "0x" + content.hex()
         to = _packages()[0].Web3.to_checksum_address(self._to())
         block = self.node.ask("eth_getBlockByNumber", "latest", False)
@@ -543,7 +609,7 @@ class EvmLog:
             raise
         fields: dict[str, Any] = {
             "to": to, "value": 0, "data": data, "gas": gas + gas // 5, "chainId": self.chain,
-            "nonce": _number(self.node.ask("eth_getTransactionCount", mine, "pending")),
+            "nonce": max(least, self._used(account, "pending")),
         }  # fmt: skip
         if isinstance(block, dict) and block.get("baseFeePerGas") is not None:
             base = _number(block["baseFeePerGas"])
@@ -551,7 +617,16 @@ class EvmLog:
             fields |= {"maxFeePerGas": 3 * base + tip, "maxPriorityFeePerGas": tip}
         else:
             fields |= {"gasPrice": price + price // 5}
-        return account.sign(fields)
+        return _Signed(*account.sign(fields), fields["nonce"])
+
+
+@dataclass(frozen=True)
+class _Signed:
+    """A transaction as it is sent: its hash, its bytes in hexadecimal, and which of its account's it is."""
+
+    sent: str
+    raw: str
+    number: int
 
 
 class _Transaction:

@@ -16,8 +16,8 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,18 @@ from tacit.federation.keys import write_new
 from tacit.folders import write_whole
 from tacit.ledger.blobs import BlobFolder, Withheld
 from tacit.ledger.cbor import CID, RAW
-from tacit.ledger.unixfs import LARGEST_BLOCK, Child, address_of, blocks_of, decode_node, varint
+from tacit.ledger.unixfs import (
+    LARGEST_BLOCK,
+    LEAF,
+    WIDTH,
+    Child,
+    address_of,
+    blocks_of,
+    children_of,
+    decode_node,
+    span,
+    varint,
+)
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,8 +57,18 @@ MESSAGE, PACKED = 4 << 20, 1 << 20
 """Bytes of a message, at most; and about how many are sent in one."""
 ENTRIES = 4096
 """Blocks that may be asked for in one message."""
-DEEPEST = 4
-"""Levels of a file's nodes."""
+WAITING, LONGEST = 512, 128
+"""Blocks that a peer may be waiting for: what it asks for beyond these is not heard; and bytes of such an address."""
+ANSWERS = 16
+"""Answers that are made and sent at a time: so many messages are in memory."""
+STREAMS = 16
+"""Streams of one peer that are heard at a time."""
+HELD, LITTLE = 64 << 20, 16 << 10
+"""Bytes that all unfinished messages together may have; and so many are heard of a stream whatever others hold."""
+GRACE, SLOWEST = 10.0, 1 << 17
+"""Seconds that a message may take to be sent, and one more for so many bytes: who takes, or gives, less is left."""
+FORGETS = 30.0
+"""Seconds between two looks for peers that are gone."""
 
 
 def split_peers(text: str) -> list[str]:
@@ -169,39 +190,35 @@ class Swarm:
             if len(root) > largest:
                 raise Refused(f"the weights {cid} have more than {largest:,} bytes")
             return root
-        level = self._children(cid, root)
-        if sum(each.size for each in level) > largest:
+        with _named(cid):
+            size = sum(each.size for each in decode_node(root))
+        if size > largest:
             raise Refused(f"the weights {cid} have more than {largest:,} bytes")
-        for _ in range(DEEPEST):
-            if all(each.cid.codec == RAW for each in level):
-                break
-            nodes = iter(self._blocks([each.cid for each in level if each.cid.codec != RAW], f"the weights {cid}"))
+        level, blocks, part = [Child(cid, size, 0)], [root], span(size)
+        while True:
             below: list[Child] = []
-            for each in level:
-                if each.cid.codec == RAW:
-                    below.append(each)
-                    continue
-                children = self._children(each.cid, next(nodes))
-                if sum(child.size for child in children) != each.size:
-                    raise Refused(f"the block {each.cid} has other sizes than the weights {cid} say")
-                below += children
-            level = below
-        else:
-            raise Refused(f"the weights {cid} have more than {DEEPEST} levels of blocks")
-        leaves = self._blocks([each.cid for each in level], f"the weights {cid}")
-        for each, leaf in zip(level, leaves, strict=True):
+            for each, block in zip(level, blocks, strict=True):
+                with _named(each.cid):
+                    below += children_of(block, each.size, part)
+            level, cids = below, [each.cid for each in below]
+            # A node has fewer bytes than are below it, but for a last one.
+            blocks = self._blocks(cids, f"the weights {cid}", size + LARGEST_BLOCK)
+            if part == LEAF:
+                break
+            part //= WIDTH
+        for each, leaf in zip(level, blocks, strict=True):
             if len(leaf) != each.size:
                 raise Refused(f"the block {each.cid} has another size than the weights {cid} say")
-        return b"".join(leaves)
+        data = b"".join(blocks)
+        if (own := address_of(data)) != cid:
+            raise Refused(f"the weights {cid} have another address in the one form of a file: {own}")
+        return data
 
-    def _children(self, cid: CID, block: bytes) -> list[Child]:
-        try:
-            return decode_node(block)
-        except Refused as error:
-            raise Refused(f"the block {cid} {error}") from None
+    def _blocks(self, cids: Sequence[CID], what: str, size: int = LARGEST_BLOCK) -> list[bytes]:
+        """Blocks, from the folder or from peers. `what` they belong to is said of one that nobody gives.
 
-    def _blocks(self, cids: Sequence[CID], what: str) -> list[bytes]:
-        """Blocks, from the folder or from peers. `what` they belong to is said of one that nobody gives."""
+        Peers have as long as the first few may take, and then as `size` bytes take to who is only just fast enough.
+        """
         store, found = self.store, dict[CID, bytes]()
         damaged: dict[CID, Refused] = {}
         for cid in dict.fromkeys(cids):
@@ -221,7 +238,8 @@ class Swarm:
             if self._peer is None:
                 # Another name than that of the peer that may listen for this folder: answers go by names.
                 self._peer = Peer(secrets.token_bytes(32), self._given, None)
-            why = self._peer.fetch(missing, peers, self.wait, take)
+            within = DIAL + self.wait * len(peers) + size / SLOWEST
+            why = self._peer.fetch(missing, peers, self.wait, within, take)
         else:
             why = "no other peers are known"
         for cid in missing:
@@ -232,6 +250,15 @@ class Swarm:
             which = "" if len(cids) == 1 else f", {cids.index(cid) + 1:,} of {len(cids):,},"
             raise Withheld(f"{what}: the block {cid}{which} did not come: {why}; ask their provider for them.")
         return [found[cid] for cid in cids]
+
+
+@contextmanager
+def _named(cid: CID) -> Iterator[None]:
+    """What is refused meanwhile is this block."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"the block {cid} {error}") from None
 
 
 class _Wish:
@@ -280,10 +307,15 @@ class Peer:
             raise TacitError('Peers of IPFS need the package libp2p: pip install "tacit-kg[ipfs]"') from None
         self._libp2p, self._trio, self._message = libp2p, trio, Message
 
-    def fetch(self, cids: Sequence[CID], peers: Sequence[str], wait: float, take: Callable[[CID, bytes], None]) -> str:
-        """Get blocks, and hand each over as it comes. What was in the way of those that did not come, in words."""
+    def fetch(
+        self, cids: Sequence[CID], peers: Sequence[str], wait: float, within: float, take: Callable[[CID, bytes], None]
+    ) -> str:
+        """Get blocks, and hand each over as it comes. What was in the way of those that did not come, in words.
+
+        `wait`: seconds that each peer has for a block; `within`: that there are for all of them.
+        """
         with self._turn:
-            return self._call(lambda: self._fetch(cids, peers, wait, take))
+            return self._call(lambda: self._fetch(cids, peers, wait, within, take))
 
     def close(self) -> None:
         with suppress(Exception):  # it may have ended by itself
@@ -315,6 +347,11 @@ class Peer:
         self._wishes: dict[CID, _Wish] = {}
         self._streams: dict[Any, Any] = {}
         self._locks: dict[Any, Any] = {}
+        self._waiting: dict[Any, dict[bytes, tuple[bool, bool]]] = {}
+        """Of each peer: what it waits for, whether the word that it is here is enough, whether it is told if not."""
+        self._answering = trio.CapacityLimiter(ANSWERS)
+        self._heard: dict[Any, int] = {}
+        self._held = 0
         where = []
         if self._listen is not None:
             host, port = self._listen
@@ -333,14 +370,17 @@ class Peer:
                     str(each) if str(each).endswith(name) else f"{each}{name}" for each in self._host.get_addrs()
                 ]
             self._ready.set()
-            await self._stop.wait()
+            while not self._stop.is_set():
+                with trio.move_on_after(FORGETS):
+                    await self._stop.wait()
+                self._forget()
             for peer in self._host.get_connected_peers():  # ending the host leaves them open
                 with suppress(Exception), trio.move_on_after(1):
                     await self._host.disconnect(peer)
             nursery.cancel_scope.cancel()
 
     async def _fetch(
-        self, cids: Sequence[CID], peers: Sequence[str], wait: float, take: Callable[[CID, bytes], None]
+        self, cids: Sequence[CID], peers: Sequence[str], wait: float, within: float, take: Callable[[CID, bytes], None]
     ) -> str:
         trio = self._trio
         reached: list[Any] = []
@@ -373,9 +413,12 @@ class Peer:
                 else:
                     await trio.to_thread.run_sync(take, cid, found)
 
-        async with trio.open_nursery() as nursery:
-            for cid in cids:
-                nursery.start_soon(one, cid)
+        with trio.move_on_after(within) as patience:
+            async with trio.open_nursery() as nursery:
+                for cid in cids:
+                    nursery.start_soon(one, cid)
+        if patience.cancelled_caught:
+            missed.insert(0, f"blocks came so slowly that the rest was not awaited after {within:,.0f} seconds")
         told = f"{len(reached)} of {len(peers)} peers were reached"
         return "; ".join(filter(None, [told, *missed[:1], *faults[:3]]))
 
@@ -443,31 +486,53 @@ class Peer:
                     return
                 except BaseException as error:  # what was broken off leaves half a message on the stream
                     self._streams.pop(peer, None)
+                    if stream is not None:
+                        with suppress(Exception), self._trio.move_on_after(1) as limit:
+                            limit.shield = True
+                            await stream.reset()
                     if fresh or not isinstance(error, Exception):
                         raise
 
     async def _hear(self, stream: Any) -> None:
         """Whatever comes on a stream that another peer opened."""
-        peer, held = stream.muxed_conn.peer_id, bytearray()
+        peer = stream.muxed_conn.peer_id
+        self._heard[peer] = self._heard.get(peer, 0) + 1
+        try:
+            if self._heard[peer] <= STREAMS:
+                await self._messages(peer, stream)
+        except Exception as error:  # noqa: BLE001 - a peer that goes away, or sends what is no message
+            LOG.debug("a peer is heard no more: %s", error)
+        finally:
+            self._heard[peer] -= 1
+            if not self._heard[peer]:
+                del self._heard[peer]
+        with suppress(Exception):
+            await stream.reset()
+
+    async def _messages(self, peer: Any, stream: Any) -> None:
+        """Heed one message after the other, until one is too large, or there are too many halves of messages."""
+        held = bytearray()
         try:
             while True:
                 size, start = _length(held)
                 if size is not None and size > MESSAGE + (64 << 10):
                     break
                 if size is None or len(held) < start + size:
+                    if self._held > HELD and len(held) > LITTLE:
+                        break
                     piece = await stream.read(1 << 16)
                     if not piece:
                         break
                     held += piece
+                    self._held += len(piece)
                     continue
                 message = self._message.FromString(bytes(held[start : start + size]))
                 del held[: start + size]
+                self._held -= start + size
                 self.received += size
                 self._heed(peer, message)
-        except Exception as error:  # noqa: BLE001 - a peer that goes away, or sends what is no message
-            LOG.debug("a peer is heard no more: %s", error)
-        with suppress(Exception):
-            await stream.reset()
+        finally:
+            self._held -= len(held)
 
     def _heed(self, peer: Any, message: Any) -> None:
         for block in message.payload:
@@ -483,31 +548,64 @@ class Peer:
             if wish is not None and each.type == self._message.DontHave:
                 wish.denied.add(peer)
                 wish.changed.set()
-        wants = [each for each in message.wantlist.entries[:ENTRIES] if not each.cancel]
-        if wants:
-            self._nursery.start_soon(self._answer, peer, wants)
+        waiting = self._waiting.get(peer, {})
+        for each in message.wantlist.entries[:ENTRIES]:
+            if each.cancel:
+                waiting.pop(each.block, None)
+            elif len(each.block) <= LONGEST and (each.block in waiting or len(waiting) < WAITING):
+                word, _ = waiting.get(each.block, (True, True))
+                waiting[each.block] = word and each.wantType == self._message.Wantlist.Have, each.sendDontHave
+        if waiting and peer not in self._waiting:
+            self._waiting[peer] = waiting
+            self._nursery.start_soon(self._answer, peer, waiting)
 
-    async def _answer(self, peer: Any, wants: list[Any]) -> None:
-        """Give what somebody wants, if it is here."""
+    async def _answer(self, peer: Any, waiting: dict[bytes, tuple[bool, bool]]) -> None:
+        """Give what somebody waits for, if it is here, a message after the other; whoever does not take it is left."""
+        try:
+            while waiting:
+                async with self._answering:
+                    message = await self._made(waiting)
+                    if message.payload or message.blockPresences:
+                        with self._trio.fail_after(GRACE + message.ByteSize() / SLOWEST):
+                            await self._say(peer, message)
+        except Exception as error:  # noqa: BLE001 - whoever asked may be gone
+            LOG.debug("a peer is answered no more: %s", error)
+            await self._hang_up(peer)
+        finally:
+            del self._waiting[peer]
+
+    async def _made(self, waiting: dict[bytes, tuple[bool, bool]]) -> Any:
+        """An answer to as much of what is waited for as goes into one message."""
         trio, message, size = self._trio, self._message(), 0
-        with suppress(Exception):  # whoever asked may be gone
-            for want in wants:
-                block = None
-                with suppress(Refused):  # an address of another kind
-                    block = await trio.to_thread.run_sync(self._give, CID(want.block), abandon_on_cancel=True)
-                if block is None:
-                    if want.sendDontHave:
-                        message.blockPresences.add(cid=want.block, type=self._message.DontHave)
-                elif want.wantType == self._message.Wantlist.Have:
-                    message.blockPresences.add(cid=want.block, type=self._message.Have)
-                else:
-                    message.payload.add(prefix=want.block[:4], data=block)
-                    size += len(block)
-                if size >= PACKED:
-                    await self._say(peer, message)
-                    message, size = self._message(), 0
-            if message.payload or message.blockPresences:
-                await self._say(peer, message)
+        while waiting and size < PACKED:
+            cid = next(iter(waiting))
+            word, told = waiting.pop(cid)
+            block = None
+            with suppress(Refused):  # an address of another kind
+                block = await trio.to_thread.run_sync(self._give, CID(cid), abandon_on_cancel=True)
+            if block is None:
+                if told:
+                    message.blockPresences.add(cid=cid, type=self._message.DontHave)
+            elif word:
+                message.blockPresences.add(cid=cid, type=self._message.Have)
+            else:
+                message.payload.add(prefix=cid[:4], data=block)
+                size += len(block)
+        return message
+
+    async def _hang_up(self, peer: Any) -> None:
+        """End all connections with a peer. A farewell would have to be taken, too."""
+        for each in self._host.get_network().get_connections(peer):
+            with suppress(Exception), self._trio.move_on_after(1):
+                await each.muxed_conn.secured_conn.close()
+
+    def _forget(self) -> None:
+        """What is known of peers that are gone."""
+        there = set(self._host.get_connected_peers())
+        for peer in {*self._streams, *self._locks} - there:
+            self._streams.pop(peer, None)
+            if not self._locks[peer].locked():
+                del self._locks[peer]
 
 
 def _length(held: bytearray) -> tuple[int | None, int]:

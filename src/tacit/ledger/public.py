@@ -78,7 +78,7 @@ class Public:
         if isinstance(self._log, Remote):
             told = self._log.remember(draft)
         elif self._log is not None:
-            told = {"log": self._log.place, "chain": self._log.chain, "confirmations": self._log.confirmations,
+            told = {"log": self._log.address, "chain": self._log.chain, "confirmations": self._log.confirmations,
                     "plain": self._log.plain}  # fmt: skip
             if self._log.account is not None:
                 told["account"] = str(self._log.account.path.resolve())

@@ -58,6 +58,27 @@ def address_of(data: bytes) -> CID:
     return cid
 
 
+def span(size: int) -> int:
+    """Bytes of a file of this size that are below each child of its topmost node, but for the last one."""
+    part = LEAF
+    while part * WIDTH < size:
+        part *= WIDTH
+    return part
+
+
+def children_of(block: bytes, size: int, part: int) -> list[Child]:
+    """A node's children, with `part` bytes of the file's `size` below each but the last; refused if it has others.
+
+    Whoever could choose what is below each could give one file countless addresses, and countless tiny blocks.
+    """
+    children = decode_node(block)
+    sizes = [min(part, size - at) for at in range(0, size, part)]
+    codec = RAW if part == LEAF else DAG_PB
+    if [each.size for each in children] != sizes or any(each.cid.codec != codec for each in children):
+        raise Refused("is not cut as a file of this size is")
+    return children
+
+
 def encode_node(children: list[Child]) -> bytes:
     """The one form of a node."""
     parts = []
