@@ -272,13 +272,15 @@ def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp
     for name, more in (("a", ("--json",)), ("b", ())):
         done = CliRunner().invoke(app, [
             "ledger", "init", str(tmp_path / name), "--key", str(tmp_path / "own.key"), "--open", "--model", "m",
-            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0", *more,
+            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0",
+            "--most-fee", "150", *more,
         ])  # fmt: skip
         assert done.exit_code == 0, done.output
         manifest = json.loads((tmp_path / name / "ledger.json").read_text())
         block = manifest["log"].partition("#")[2]
         assert manifest["log"] == f"{node}#{block}"
         assert stat.S_IMODE((tmp_path / name / "ledger.json").stat().st_mode) == 0o600
+        assert manifest["most_fee"] == 150
         assert "hidden" not in done.output
         assert "pass@" not in done.output
         if more:
@@ -288,6 +290,7 @@ def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp
             assert f"It is joined with --log 'evm:NODE#{block}'" in words
             assert f"Yours is at http://127.0.0.1:{port};" in words
     with Ledger.load(tmp_path / "a") as ledger:
+        assert ledger._remote.chain.most_fee == 150
         assert "hidden" not in ledger.place
 
 
@@ -538,6 +541,33 @@ def test_a_transaction_that_cannot_stand_any_more_is_signed_anew(chain, log):
     assert found == [1]
     assert len(set(own.node.sent[sent:])) == 2
     assert shown(own) == ["twice"]
+
+
+def test_nobody_pays_more_than_was_allowed(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+    number = chain.node.ask("eth_getTransactionReceipt", own.receipts[-1].transaction)
+    assert int(number["effectiveGasPrice"], 16) <= 200 * evm.GWEI
+    signed, sign = [], own.account.sign
+    own.account.sign = lambda fields: signed.append(fields) or sign(fields)
+    own.node.instead["eth_gasPrice"] = lambda *words: hex(200 * evm.GWEI + 1)
+    with pytest.raises(Away, match=r"asks 200 gwei for a unit of gas, where 200 are the most .* Nothing was sent"):
+        own.append([entry("dear")])
+    for base in (201 * evm.GWEI, 10**15):
+        own.node.instead = {"eth_getBlockByNumber": lambda *words, base=base: {"baseFeePerGas": hex(base)}}
+        with pytest.raises(Away, match="are the most that you pay"):
+            own.append([entry("dear")])
+    assert signed == []
+    for price, block, name in ((190, {"baseFeePerGas": hex(150 * evm.GWEI)}, "maxFeePerGas"), (190, {}, "gasPrice")):
+        own.node.instead = {
+            "eth_getBlockByNumber": lambda *words, block=block: block,
+            "eth_gasPrice": lambda *words, price=price: hex(price * evm.GWEI),
+        }
+        own._signed(own.account, b"x")
+        assert signed[-1][name] == 200 * evm.GWEI  # what it costs now, and room for more as far as is allowed
+    for none in (0, -1, float("nan"), 1e10):
+        with pytest.raises(BadValue, match="a unit of gas may cost"):
+            log(most_fee=none)
 
 
 def test_what_a_node_cannot_tell_now_is_awaited(chain, log):

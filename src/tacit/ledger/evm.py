@@ -47,6 +47,8 @@ MOST = 120_000
 PAGE = 32
 """Blocks that are asked for at a time."""
 CONFIRMATIONS = 12
+MOST_FEE, GWEI = 200.0, 10**9
+"""Gwei for a unit of gas, at most; and how many of a chain's smallest coins one is."""
 PATIENCE, SETTLED = 20.0, 900.0
 """Seconds to wait for a node that is away, and for a transaction to be deep enough."""
 PAUSE = 0.25
@@ -289,6 +291,8 @@ class EvmLog:
         Who pays for what is added; None: nothing can be added.
     confirmations
         How many blocks have to lie on top of a record's.
+    most_fee
+        Gwei that a unit of gas may cost; what a node asks beyond it is not paid.
     chain
         The chain's number, if it is known: a node of another one is refused.
     plain, patience, settled
@@ -302,6 +306,7 @@ class EvmLog:
         *,
         account: Account | None = None,
         confirmations: int = CONFIRMATIONS,
+        most_fee: float = MOST_FEE,
         chain: int | None = None,
         plain: bool = False,
         patience: float = PATIENCE,
@@ -309,8 +314,10 @@ class EvmLog:
     ):
         if not 0 <= confirmations <= 10_000:
             raise BadValue(f"confirmations are from 0 to 10,000 blocks; not {confirmations:,}")
+        if not 0 < most_fee <= 1e9:
+            raise BadValue(f"the most that a unit of gas may cost is above 0 gwei, and at most 1e9; not {most_fee:g}")
         self.url, self.start = split_place(place, plain=plain)
-        self.plain = plain
+        self.plain, self.most_fee = plain, most_fee
         self.genesis, self.account, self.confirmations, self.settled = genesis, account, confirmations, settled
         self.node = Node(self.url, patience)
         self.chain = _number(self.node.ask("eth_chainId"))
@@ -611,12 +618,20 @@ class EvmLog:
             "to": to, "value": 0, "data": data, "gas": gas + gas // 5, "chainId": self.chain,
             "nonce": max(least, self._used(account, "pending")),
         }  # fmt: skip
+        base, most = 0, int(self.most_fee * GWEI)
         if isinstance(block, dict) and block.get("baseFeePerGas") is not None:
             base = _number(block["baseFeePerGas"])
+        if (asked_for := max(base, price)) > most:
+            raise Away(
+                f"{self.node.name} asks {asked_for / GWEI:,.6g} gwei for a unit of gas, where {self.most_fee:,.6g} are "
+                "the most that you pay (--most-fee). Nothing was sent. Wait until it costs less; or, if others say the "
+                "same of that chain, allow more: most_fee in ledger.json."
+            )
+        if base:  # more than it costs now, as far as that may go: the chain takes no more than it costs then
             tip = max(0, price - base)
-            fields |= {"maxFeePerGas": 3 * base + tip, "maxPriorityFeePerGas": tip}
+            fields |= {"maxFeePerGas": min(3 * base + tip, most), "maxPriorityFeePerGas": tip}
         else:
-            fields |= {"gasPrice": price + price // 5}
+            fields |= {"gasPrice": min(price + price // 5, most)}
         return _Signed(*account.sign(fields), fields["nonce"])
 
 
