@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -357,6 +358,38 @@ def test_what_is_read_is_kept(chain, log, tmp_path, monkeypatch):
     SqliteLog(tmp_path / "other", create=True)
     with pytest.raises(BadInput, match="another kind of file"):
         again.keep(tmp_path / "other")
+
+
+def test_a_file_of_what_was_read_that_is_damaged_or_full_or_held(chain, log, tmp_path):
+    kept = tmp_path / "kept"
+    own = log(keep=kept)
+    own.append([log.genesis])
+    own.append([entry("a")])
+    # another process holds it
+    with contextlib.closing(sqlite3.connect(kept, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        own._base.execute("PRAGMA busy_timeout = 20")
+        with pytest.raises(Away, match=r"kept: another process holds it \(database is locked\)"):
+            shown(own)
+        other.execute("ROLLBACK")
+    assert shown(own) == ["a"]
+    # there is no room
+    log().append([entry("x" * 50_000)])
+    [pages] = own._base.execute("PRAGMA page_count").fetchone()
+    own._base.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TacitError, match=r"kept: cannot be written \(database or disk is full\): see that there is"):
+        shown(own)
+    own._base.execute("PRAGMA max_page_count = 1000000")
+    assert shown(own) == ["a", "x" * 50_000]
+    # its first page is whole
+    own.close()
+    data = kept.read_bytes()
+    kept.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    again = log(keep=kept)
+    with pytest.raises(BadInput, match=r"kept: is damaged \(.*\): delete it, and the chain is read again"):
+        shown(again)
+    kept.unlink()
+    assert shown(log(keep=kept)) == ["a", "x" * 50_000]
 
 
 def test_nothing_is_told_before_it_is_deep_enough_and_a_reorganisation_of_depth_3_changes_nothing_that_was(
@@ -919,6 +952,9 @@ def test_peers_of_wrong_addresses(tmp_path):
     swarm.keep(tmp_path)
     (tmp_path / "peers").write_text("# ours\n\nnonsense\n")
     with pytest.raises(BadValue, match="the address of a peer"):
+        swarm.get(CID.of(b"x"), 5)
+    (tmp_path / "peers").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"peers: is no text \(UTF-8\): write the address of a peer into each line"):
         swarm.get(CID.of(b"x"), 5)
     (tmp_path / "peer.key").write_bytes(b"short")
     with pytest.raises(TacitError, match="is no key of a peer"):

@@ -26,7 +26,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -327,6 +327,7 @@ class EvmLog:
         self._told: list[str] = []  # names of what was given out, and the last block then
         self._told_at: tuple[int, str] | None = None
         self._lock = threading.RLock()
+        self._path: Path | None = None
         self._base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._prepare()
 
@@ -340,8 +341,25 @@ class EvmLog:
         """Where it is, as anybody may be told."""
         return f"{SCHEME}{self.node.name}#{self.start}"
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One at a time; what is wrong with the file of what was read is said with what to do about it."""
+        try:
+            with self._lock:
+                yield
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise Away(f"{self._path}: another process holds it ({error}). Try again.") from None
+            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+                raise TacitError(f"{self._path}: cannot be written ({error}): see that there is room for it.") from None
+            raise BadInput(f"{self._path}: is damaged ({error}): delete it, and the chain is read again.") from None
+
     def keep(self, path: Path) -> None:
         """Keep what is read in this file, and go on with what it holds."""
+        self._path = path
         with self._lock:
             self._base.close()
             try:
@@ -370,7 +388,7 @@ class EvmLog:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, start: int = 0) -> Iterator[Entry]:
-        with self._lock:
+        with self._reading():
             self._scan()
             self._check_told()
             words = "SELECT position, name, data FROM entries WHERE position >= ? ORDER BY position"
@@ -505,7 +523,7 @@ class EvmLog:
 
     def append(self, entries: Sequence[tuple[str, bytes]]) -> int:
         if not entries:
-            with self._lock:
+            with self._reading():
                 self._scan()
                 [end] = self._base.execute("SELECT COALESCE(MAX(position) + 1, 0) FROM entries").fetchone()
             return int(end)
@@ -523,7 +541,7 @@ class EvmLog:
         if self.account is None:
             raise TacitError("Adding to a chain costs gas: say which account pays, by --account.")
         until = time.monotonic() + self.settled
-        with self._lock:
+        with self._reading():
             self.receipts.append(self._settled(self.account, content, until))
             return self._position(self.receipts[-1].transaction, until)
 
@@ -654,4 +672,9 @@ class _Transaction:
         self._base.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._base.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._base.execute("COMMIT")
+        finally:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
