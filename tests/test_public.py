@@ -295,6 +295,21 @@ def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp
         assert "hidden" not in ledger.place
 
 
+def test_who_reads_needs_no_account_though_the_folder_remembers_one(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    account = chain.account(tmp_path / "own.account")
+    place = reach(chain.place, who=lambda: WHO[0], account=account.path, confirmations=0)
+    with Ledger.begin(tmp_path / "ledger", WHO[0], Genesis("drugs", keys=KEYS), place) as ledger:
+        ledger.open_model(WHO[0], Model(ledger.genesis, "drugs", entity=3, relation=3))
+    account.path.rename(tmp_path / "elsewhere")
+    with Ledger.load(tmp_path / "ledger") as again:
+        assert again.verify().faults == []
+        with pytest.raises(TacitError, match=r"own.account: the account that pays is not there: put it back, or say"):
+            again.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), CLAIM)
+        (tmp_path / "elsewhere").rename(account.path)
+        again.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), CLAIM)
+
+
 def test_nodes_that_are_none(tmp_path):
     with pytest.raises(Away, match=r"http://127.0.0.1:1 does not answer"):
         EvmLog("evm:http://127.0.0.1:1/secret", patience=0.1)

@@ -288,7 +288,7 @@ class EvmLog:
     genesis
         The ledger's address; None: it is told by `begin`.
     account
-        Who pays for what is added; None: nothing can be added.
+        Who pays for what is added, or the file of it, which is read when something is; None: nothing can be added.
     confirmations
         How many blocks have to lie on top of a record's.
     most_fee
@@ -304,7 +304,7 @@ class EvmLog:
         place: str,
         genesis: CID | None = None,
         *,
-        account: Account | None = None,
+        account: Account | Path | None = None,
         confirmations: int = CONFIRMATIONS,
         most_fee: float = MOST_FEE,
         chain: int | None = None,
@@ -318,7 +318,8 @@ class EvmLog:
             raise BadValue(f"the most that a unit of gas may cost is above 0 gwei, and at most 1e9; not {most_fee:g}")
         self.url, self.start = split_place(place, plain=plain)
         self.plain, self.most_fee = plain, most_fee
-        self.genesis, self.account, self.confirmations, self.settled = genesis, account, confirmations, settled
+        self.genesis, self.confirmations, self.settled = genesis, confirmations, settled
+        self._account = account
         self.node = Node(self.url, patience)
         self.chain = _number(self.node.ask("eth_chainId"))
         if chain is not None and chain != self.chain:
@@ -330,6 +331,18 @@ class EvmLog:
         self._path: Path | None = None
         self._base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._prepare()
+
+    @property
+    def account(self) -> Account | None:
+        if isinstance(self._account, Path):
+            try:
+                self._account = Account(self._account)
+            except FileNotFoundError:
+                raise TacitError(
+                    f"{self._account}: the account that pays is not there: put it back, or say where it is: account in "
+                    "ledger.json."
+                ) from None
+        return self._account
 
     @property
     def address(self) -> str:

@@ -121,7 +121,8 @@ def reach(
             raise TacitError("an account pays on a chain: --account goes with --log evm:...")
         remote = Remote(log, who(), ca=ca, plain=plain)
         return remote if found is None else Public(remote, found)
-    pays = None if account is None else Account(account)
+    # What is wrong with an account is said before a ledger is begun, or joined; whoever only reads one needs none.
+    pays = account if account is None or chain is not None else Account(account)
     chained = EvmLog(log, genesis, account=pays, confirmations=confirmations, most_fee=most_fee, chain=chain,
                      plain=plain)  # fmt: skip
     return Public(chained, found)
