@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -226,6 +227,32 @@ def test_insiders_cannot_take_weights_away(broker, ledger):
 
     assert act(broker, reads) == rows(ledger.folder, 1)
     assert told["chunks"] == 1
+
+
+def test_pieces_that_never_fill_the_weights_are_not_read_to_their_end(broker):
+    """An entry points to pieces that somebody put there: empty ones, or far more than so many bytes are cut into."""
+    with remote(broker) as found:
+        found.make()
+        for size, piece in ((5, b""), (jetstream.CHUNK + 1, b"x")):
+            data = os.urandom(size)
+            cid = CID.of(data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+            told = {"size": size, "nuid": f"own{size}", "digest": f"SHA-256={digest}"}
+
+            async def mischief(client, cid=cid, told=told, piece=piece):
+                for _ in range(300):
+                    await client.request(blob_subject("drugs", "C", told["nuid"]), piece)
+                where = blob_subject("drugs", "M", base64.urlsafe_b64encode(str(cid).encode()).decode())
+                await client.request(where, json.dumps(told).encode())
+
+            act(broker, mischief, WHO[2])
+            asked = []
+            found._page = lambda *words, asked=asked: (asked.append(words), Remote._page(found, *words))[1]
+            with pytest.raises(Refused, match=r"pieces of the weights \w+ that were not cut as they are"):
+                found.blobs.get(cid, size)
+            assert len(asked) == 2  # the entry, and the first pieces
+            del found._page
+            assert found.blobs.get(found.blobs.put(data), size) == data
 
 
 def test_large_weights_come_in_pieces_and_are_bounded(broker):

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -272,13 +273,15 @@ def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp
     for name, more in (("a", ("--json",)), ("b", ())):
         done = CliRunner().invoke(app, [
             "ledger", "init", str(tmp_path / name), "--key", str(tmp_path / "own.key"), "--open", "--model", "m",
-            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0", *more,
+            "--entity", "3", "--log", node, "--account", str(account.path), "--confirmations", "0",
+            "--most-fee", "150", *more,
         ])  # fmt: skip
         assert done.exit_code == 0, done.output
         manifest = json.loads((tmp_path / name / "ledger.json").read_text())
         block = manifest["log"].partition("#")[2]
         assert manifest["log"] == f"{node}#{block}"
         assert stat.S_IMODE((tmp_path / name / "ledger.json").stat().st_mode) == 0o600
+        assert manifest["most_fee"] == 150
         assert "hidden" not in done.output
         assert "pass@" not in done.output
         if more:
@@ -288,7 +291,23 @@ def test_what_may_be_a_secret_in_a_nodes_address_is_kept_and_not_told(chain, tmp
             assert f"It is joined with --log 'evm:NODE#{block}'" in words
             assert f"Yours is at http://127.0.0.1:{port};" in words
     with Ledger.load(tmp_path / "a") as ledger:
+        assert ledger._remote.chain.most_fee == 150
         assert "hidden" not in ledger.place
+
+
+def test_who_reads_needs_no_account_though_the_folder_remembers_one(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(evm, "PAUSE", 0.02)
+    account = chain.account(tmp_path / "own.account")
+    place = reach(chain.place, who=lambda: WHO[0], account=account.path, confirmations=0)
+    with Ledger.begin(tmp_path / "ledger", WHO[0], Genesis("drugs", keys=KEYS), place) as ledger:
+        ledger.open_model(WHO[0], Model(ledger.genesis, "drugs", entity=3, relation=3))
+    account.path.rename(tmp_path / "elsewhere")
+    with Ledger.load(tmp_path / "ledger") as again:
+        assert again.verify().faults == []
+        with pytest.raises(TacitError, match=r"own.account: the account that pays is not there: put it back, or say"):
+            again.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), CLAIM)
+        (tmp_path / "elsewhere").rename(account.path)
+        again.publish_rows(WHO[0], "drugs", rows(tmp_path, 1), CLAIM)
 
 
 def test_nodes_that_are_none(tmp_path):
@@ -354,6 +373,38 @@ def test_what_is_read_is_kept(chain, log, tmp_path, monkeypatch):
     SqliteLog(tmp_path / "other", create=True)
     with pytest.raises(BadInput, match="another kind of file"):
         again.keep(tmp_path / "other")
+
+
+def test_a_file_of_what_was_read_that_is_damaged_or_full_or_held(chain, log, tmp_path):
+    kept = tmp_path / "kept"
+    own = log(keep=kept)
+    own.append([log.genesis])
+    own.append([entry("a")])
+    # another process holds it
+    with contextlib.closing(sqlite3.connect(kept, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        own._base.execute("PRAGMA busy_timeout = 20")
+        with pytest.raises(Away, match=r"kept: another process holds it \(database is locked\)"):
+            shown(own)
+        other.execute("ROLLBACK")
+    assert shown(own) == ["a"]
+    # there is no room
+    log().append([entry("x" * 50_000)])
+    [pages] = own._base.execute("PRAGMA page_count").fetchone()
+    own._base.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TacitError, match=r"kept: cannot be written \(database or disk is full\): see that there is"):
+        shown(own)
+    own._base.execute("PRAGMA max_page_count = 1000000")
+    assert shown(own) == ["a", "x" * 50_000]
+    # its first page is whole
+    own.close()
+    data = kept.read_bytes()
+    kept.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    again = log(keep=kept)
+    with pytest.raises(BadInput, match=r"kept: is damaged \(.*\): delete it, and the chain is read again"):
+        shown(again)
+    kept.unlink()
+    assert shown(log(keep=kept)) == ["a", "x" * 50_000]
 
 
 def test_nothing_is_told_before_it_is_deep_enough_and_a_reorganisation_of_depth_3_changes_nothing_that_was(
@@ -538,6 +589,33 @@ def test_a_transaction_that_cannot_stand_any_more_is_signed_anew(chain, log):
     assert found == [1]
     assert len(set(own.node.sent[sent:])) == 2
     assert shown(own) == ["twice"]
+
+
+def test_nobody_pays_more_than_was_allowed(chain, log):
+    own = balanced(log())
+    own.append([log.genesis])
+    number = chain.node.ask("eth_getTransactionReceipt", own.receipts[-1].transaction)
+    assert int(number["effectiveGasPrice"], 16) <= 200 * evm.GWEI
+    signed, sign = [], own.account.sign
+    own.account.sign = lambda fields: signed.append(fields) or sign(fields)
+    own.node.instead["eth_gasPrice"] = lambda *words: hex(200 * evm.GWEI + 1)
+    with pytest.raises(Away, match=r"asks 200 gwei for a unit of gas, where 200 are the most .* Nothing was sent"):
+        own.append([entry("dear")])
+    for base in (201 * evm.GWEI, 10**15):
+        own.node.instead = {"eth_getBlockByNumber": lambda *words, base=base: {"baseFeePerGas": hex(base)}}
+        with pytest.raises(Away, match="are the most that you pay"):
+            own.append([entry("dear")])
+    assert signed == []
+    for price, block, name in ((190, {"baseFeePerGas": hex(150 * evm.GWEI)}, "maxFeePerGas"), (190, {}, "gasPrice")):
+        own.node.instead = {
+            "eth_getBlockByNumber": lambda *words, block=block: block,
+            "eth_gasPrice": lambda *words, price=price: hex(price * evm.GWEI),
+        }
+        own._signed(own.account, b"x")
+        assert signed[-1][name] == 200 * evm.GWEI  # what it costs now, and room for more as far as is allowed
+    for none in (0, -1, float("nan"), 1e10):
+        with pytest.raises(BadValue, match="a unit of gas may cost"):
+            log(most_fee=none)
 
 
 def test_what_a_node_cannot_tell_now_is_awaited(chain, log):
@@ -889,6 +967,9 @@ def test_peers_of_wrong_addresses(tmp_path):
     swarm.keep(tmp_path)
     (tmp_path / "peers").write_text("# ours\n\nnonsense\n")
     with pytest.raises(BadValue, match="the address of a peer"):
+        swarm.get(CID.of(b"x"), 5)
+    (tmp_path / "peers").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"peers: is no text \(UTF-8\): write the address of a peer into each line"):
         swarm.get(CID.of(b"x"), 5)
     (tmp_path / "peer.key").write_bytes(b"short")
     with pytest.raises(TacitError, match="is no key of a peer"):

@@ -54,6 +54,7 @@ Pays = Annotated[
 Depth = Annotated[
     int, typer.Option("--confirmations", min=0, max=10_000, help="On a chain: blocks on top of a record that counts.")
 ]
+Fee = Annotated[float, typer.Option("--most-fee", help="On a chain: gwei that you pay for a unit of gas, at most.")]
 PAUSE = 0.5
 """Seconds between two looks for something new."""
 Anchor = Annotated[
@@ -93,6 +94,7 @@ def ledger_init(
     blobs: Peers = None,
     account: Pays = None,
     confirmations: Depth = 12,
+    most_fee: Fee = 200.0,
     ca: CaFile = None,
     plain: Plain = False,
     replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers of the broker that keep a new ledger.")] = 1,
@@ -150,8 +152,9 @@ def ledger_init(
             check_free(folder, MANIFEST)
             warn_plain(plain)
             remote = reach(
-                log, blobs, who=lambda: who, ca=ca, plain=plain, account=account, confirmations=confirmations
-            )
+                log, blobs, who=lambda: who, ca=ca, plain=plain, account=account, confirmations=confirmations,
+                most_fee=most_fee,
+            )  # fmt: skip
             if remote is not None:
                 running.callback(remote.close)
             opened = Ledger.begin(folder, who, genesis, remote, replicas=replicas, key=key)
@@ -373,6 +376,7 @@ def ledger_join(
     blobs: Peers = None,
     account: Pays = None,
     confirmations: Depth = 12,
+    most_fee: Fee = 200.0,
     ca: CaFile = None,
     plain: Plain = False,
     as_json: AsJson = False,
@@ -400,7 +404,8 @@ def ledger_join(
 
     check_free(folder, MANIFEST)
     warn_plain(plain)
-    remote = reach(log, blobs, who=who, genesis=told, ca=ca, plain=plain, account=account, confirmations=confirmations)
+    remote = reach(log, blobs, who=who, genesis=told, ca=ca, plain=plain, account=account, confirmations=confirmations,
+                   most_fee=most_fee)  # fmt: skip
     if remote is None:
         raise TacitError("a ledger in a folder is not joined: share the folder.")
     with closing(remote), show.busy("reading", as_json):

@@ -26,7 +26,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ MOST = 120_000
 PAGE = 32
 """Blocks that are asked for at a time."""
 CONFIRMATIONS = 12
+MOST_FEE, GWEI = 200.0, 10**9
+"""Gwei for a unit of gas, at most; and how many of a chain's smallest coins one is."""
 PATIENCE, SETTLED = 20.0, 900.0
 """Seconds to wait for a node that is away, and for a transaction to be deep enough."""
 PAUSE = 0.25
@@ -286,9 +288,11 @@ class EvmLog:
     genesis
         The ledger's address; None: it is told by `begin`.
     account
-        Who pays for what is added; None: nothing can be added.
+        Who pays for what is added, or the file of it, which is read when something is; None: nothing can be added.
     confirmations
         How many blocks have to lie on top of a record's.
+    most_fee
+        Gwei that a unit of gas may cost; what a node asks beyond it is not paid.
     chain
         The chain's number, if it is known: a node of another one is refused.
     plain, patience, settled
@@ -300,8 +304,9 @@ class EvmLog:
         place: str,
         genesis: CID | None = None,
         *,
-        account: Account | None = None,
+        account: Account | Path | None = None,
         confirmations: int = CONFIRMATIONS,
+        most_fee: float = MOST_FEE,
         chain: int | None = None,
         plain: bool = False,
         patience: float = PATIENCE,
@@ -309,9 +314,12 @@ class EvmLog:
     ):
         if not 0 <= confirmations <= 10_000:
             raise BadValue(f"confirmations are from 0 to 10,000 blocks; not {confirmations:,}")
+        if not 0 < most_fee <= 1e9:
+            raise BadValue(f"the most that a unit of gas may cost is above 0 gwei, and at most 1e9; not {most_fee:g}")
         self.url, self.start = split_place(place, plain=plain)
-        self.plain = plain
-        self.genesis, self.account, self.confirmations, self.settled = genesis, account, confirmations, settled
+        self.plain, self.most_fee = plain, most_fee
+        self.genesis, self.confirmations, self.settled = genesis, confirmations, settled
+        self._account = account
         self.node = Node(self.url, patience)
         self.chain = _number(self.node.ask("eth_chainId"))
         if chain is not None and chain != self.chain:
@@ -320,8 +328,21 @@ class EvmLog:
         self._told: list[str] = []  # names of what was given out, and the last block then
         self._told_at: tuple[int, str] | None = None
         self._lock = threading.RLock()
+        self._path: Path | None = None
         self._base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._prepare()
+
+    @property
+    def account(self) -> Account | None:
+        if isinstance(self._account, Path):
+            try:
+                self._account = Account(self._account)
+            except FileNotFoundError:
+                raise TacitError(
+                    f"{self._account}: the account that pays is not there: put it back, or say where it is: account in "
+                    "ledger.json."
+                ) from None
+        return self._account
 
     @property
     def address(self) -> str:
@@ -333,8 +354,25 @@ class EvmLog:
         """Where it is, as anybody may be told."""
         return f"{SCHEME}{self.node.name}#{self.start}"
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One at a time; what is wrong with the file of what was read is said with what to do about it."""
+        try:
+            with self._lock:
+                yield
+        except sqlite3.ProgrammingError:
+            raise
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise Away(f"{self._path}: another process holds it ({error}). Try again.") from None
+            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+                raise TacitError(f"{self._path}: cannot be written ({error}): see that there is room for it.") from None
+            raise BadInput(f"{self._path}: is damaged ({error}): delete it, and the chain is read again.") from None
+
     def keep(self, path: Path) -> None:
         """Keep what is read in this file, and go on with what it holds."""
+        self._path = path
         with self._lock:
             self._base.close()
             try:
@@ -363,7 +401,7 @@ class EvmLog:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, start: int = 0) -> Iterator[Entry]:
-        with self._lock:
+        with self._reading():
             self._scan()
             self._check_told()
             words = "SELECT position, name, data FROM entries WHERE position >= ? ORDER BY position"
@@ -498,7 +536,7 @@ class EvmLog:
 
     def append(self, entries: Sequence[tuple[str, bytes]]) -> int:
         if not entries:
-            with self._lock:
+            with self._reading():
                 self._scan()
                 [end] = self._base.execute("SELECT COALESCE(MAX(position) + 1, 0) FROM entries").fetchone()
             return int(end)
@@ -516,7 +554,7 @@ class EvmLog:
         if self.account is None:
             raise TacitError("Adding to a chain costs gas: say which account pays, by --account.")
         until = time.monotonic() + self.settled
-        with self._lock:
+        with self._reading():
             self.receipts.append(self._settled(self.account, content, until))
             return self._position(self.receipts[-1].transaction, until)
 
@@ -611,12 +649,20 @@ class EvmLog:
             "to": to, "value": 0, "data": data, "gas": gas + gas // 5, "chainId": self.chain,
             "nonce": max(least, self._used(account, "pending")),
         }  # fmt: skip
+        base, most = 0, int(self.most_fee * GWEI)
         if isinstance(block, dict) and block.get("baseFeePerGas") is not None:
             base = _number(block["baseFeePerGas"])
+        if (asked_for := max(base, price)) > most:
+            raise Away(
+                f"{self.node.name} asks {asked_for / GWEI:,.6g} gwei for a unit of gas, where {self.most_fee:,.6g} are "
+                "the most that you pay (--most-fee). Nothing was sent. Wait until it costs less; or, if others say the "
+                "same of that chain, allow more: most_fee in ledger.json."
+            )
+        if base:  # more than it costs now, as far as that may go: the chain takes no more than it costs then
             tip = max(0, price - base)
-            fields |= {"maxFeePerGas": 3 * base + tip, "maxPriorityFeePerGas": tip}
+            fields |= {"maxFeePerGas": min(3 * base + tip, most), "maxPriorityFeePerGas": tip}
         else:
-            fields |= {"gasPrice": price + price // 5}
+            fields |= {"gasPrice": min(price + price // 5, most)}
         return _Signed(*account.sign(fields), fields["nonce"])
 
 
@@ -639,4 +685,9 @@ class _Transaction:
         self._base.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._base.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._base.execute("COMMIT")
+        finally:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")

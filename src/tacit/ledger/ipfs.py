@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacit.errors import BadValue, Refused, TacitError, excerpt
+from tacit.errors import BadInput, BadValue, Refused, TacitError, excerpt
 from tacit.federation.keys import write_new
 from tacit.folders import write_whole
 from tacit.ledger.blobs import BlobFolder, Withheld
@@ -108,9 +108,13 @@ class Swarm:
     def _known(self) -> list[str]:
         """The addresses of others: a line may be added to the file at any time."""
         try:
-            lines = (self._home / PEERS).read_text().split("\n")
+            lines = (self._home / PEERS).read_text(encoding="utf-8").split("\n")
         except FileNotFoundError:
             return self.peers
+        except ValueError:
+            raise BadInput(
+                f"{self._home / PEERS}: is no text (UTF-8): write the address of a peer into each line, or empty it."
+            ) from None
         found = [check_peer(line) for each in lines if (line := each.strip()) and not line.startswith("#")]
         return list(dict.fromkeys([*found, *self.peers]))
 

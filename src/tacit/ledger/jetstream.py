@@ -484,6 +484,9 @@ class ObjectBlobs:
         held = 0
         for page in self._remote.pages(self._stream, 1, blob_subject(self._remote.name, "C", own)) if size else ():
             for piece in page:
+                # As they were cut: an entry may point to any number of pieces, and empty ones never fill a size.
+                if not piece.data or len(found) * CHUNK >= size:
+                    raise Refused(f"the store has pieces of the weights {cid} that were not cut as they are")
                 found.append(piece.data)
                 held += len(piece.data)
                 if held >= size:  # whoever may write can add more pieces behind the last, which are none

@@ -258,7 +258,7 @@ class Ledger:
         try:
             log, blobs = manifest.get("log"), manifest.get("blobs")
             more: dict[str, Any] = {}
-            for name, kind in (("chain", int), ("confirmations", int)):
+            for name, kind in (("chain", int), ("confirmations", int), ("most_fee", float)):
                 if name in manifest:
                     more[name] = kind(manifest[name])
             return reach(

@@ -79,7 +79,7 @@ class Public:
             told = self._log.remember(draft)
         elif self._log is not None:
             told = {"log": self._log.address, "chain": self._log.chain, "confirmations": self._log.confirmations,
-                    "plain": self._log.plain}  # fmt: skip
+                    "most_fee": self._log.most_fee, "plain": self._log.plain}  # fmt: skip
             if self._log.account is not None:
                 told["account"] = str(self._log.account.path.resolve())
         if self.swarm is not None:
@@ -103,6 +103,7 @@ def reach(
     plain: bool = False,
     account: Path | None = None,
     confirmations: int = evm.CONFIRMATIONS,
+    most_fee: float = evm.MOST_FEE,
     chain: int | None = None,
     peers: Sequence[str] = (),
 ) -> Remote | Public | None:
@@ -120,5 +121,8 @@ def reach(
             raise TacitError("an account pays on a chain: --account goes with --log evm:...")
         remote = Remote(log, who(), ca=ca, plain=plain)
         return remote if found is None else Public(remote, found)
-    pays = None if account is None else Account(account)
-    return Public(EvmLog(log, genesis, account=pays, confirmations=confirmations, chain=chain, plain=plain), found)
+    # What is wrong with an account is said before a ledger is begun, or joined; whoever only reads one needs none.
+    pays = account if account is None or chain is not None else Account(account)
+    chained = EvmLog(log, genesis, account=pays, confirmations=confirmations, most_fee=most_fee, chain=chain,
+                     plain=plain)  # fmt: skip
+    return Public(chained, found)
