@@ -160,6 +160,22 @@ class NoNoise(PrivateSteps):
         self.cohort.finish(self.divisor, active)
 
 
+class AllRowsBare(PrivateSteps):
+    """What RepairedFLames selects from is released as it is: every row, without noise."""
+
+    def _finish(self, active, rows):
+        self.cohort.protect(SecretNoise(self.secret, 0.0 * self.clip), active)
+        self.negatives.add(active)
+        self.cohort.move(self.divisor, active)
+
+
+class Unseen(PrivateSteps):
+    """Steps that end in a way of their own."""
+
+    def _finish(self, active, rows):
+        self.cohort.move(self.divisor, active)
+
+
 class NotClipped(PrivateSteps):
     def rule(self):
         return replace(super().rule(), clip=torch.full_like(self.clip, 1e9))
@@ -183,6 +199,19 @@ def test_planted_flaws_of_a_whole_training_are_caught(flaw):
     found = audited(settings_of("dpsgd", {"sigma": 4.0, "clip": 0.1}), kind=flaw)
     assert found.status == "violated", found
     assert max(found.measured["white box"], found.measured["lengths"]) > found.claimed, found
+
+
+@pytest.mark.parametrize("canary", ["triple", "dirac"])
+def test_steps_that_end_in_two_parts_are_seen(canary):
+    wanted = settings_of("repaired-flames", {"sigma": 10.0}, scorer={"dim": 4}, training={"epochs": 3})
+    found = audited(wanted, canaries=100, guesses=60, canary=canary, kind=AllRowsBare)
+    assert found.status == "violated", found
+    assert found.correct["white box"] > 55, found
+
+
+def test_an_audit_that_saw_no_step_is_refused():
+    with pytest.raises(TacitError, match="not one private step was seen"):
+        audited(settings_of("dpsgd", training={"epochs": 1}), canaries=20, guesses=4, kind=Unseen)
 
 
 @pytest.mark.slow

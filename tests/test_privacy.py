@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -628,6 +629,41 @@ def test_a_triple_that_two_hold_costs_twice():
     run = FederatedRun("private_fede", parties, wanted, twice)
     assert 1.9 < run.epsilon <= 2.0
     assert FederatedRun("private_fede", parties, wanted, once).epsilon < 0.8 * run.epsilon
+
+
+def test_a_group_that_several_hold_costs_each_of_them():
+    """No triple is the same; the patients are."""
+    from tacit.federated import FederatedRun, Federation, with_noise
+    from tacit.parties import Parties
+
+    triples = [(f"patient {i}", "has", f"thing {i % 7}") for i in range(40)]
+    graphs = []
+    for party in range(3):
+        rows = [(h, f"{r} {party}", t, h, i % 2 == 0) for i, (h, r, t) in enumerate(triples)]
+        graphs.append(Graph.from_pandas(pd.DataFrame(rows, columns=["head", "relation", "tail", "group", "marked"]),
+                                        group="group", confidential="marked"))  # fmt: skip
+    parties = Parties(("one", "two", "three"), tuple(graphs))
+    privacy = {"name": "dpsgd", "epsilon": 2.0, "unit": "group", "group": 2}
+    by_group = Settings.make(combine(BASE, {"privacy": privacy}))
+    by_triple = replace(by_group, privacy=DPSGD(sigma=1.0))
+    assert with_noise("private_fede", parties, by_triple, Federation(rounds=2)).privacy.sigma
+    for many in (1, 2):
+        with pytest.raises(TacitError, match="group of training triples is held by 3 parties"):
+            with_noise("private_fede", parties, by_group, Federation(rounds=2, holders=many))
+    three = Federation(rounds=2, holders=3)
+    run = FederatedRun("private_fede", parties, with_noise("private_fede", parties, by_group, three), three)
+    assert 1.8 < run.epsilon <= 2.0
+    assert "A group that several hold" in run.claim["composition"]
+    assert "whose groups are disjoint" in run.claim["composition"]
+    # Only what is marked is protected: a third of the patients with each party.
+    apart = tuple(
+        replace(graph, train=replace(graph.train, confidential=graph.train.group % 3 == party))
+        for party, graph in enumerate(graphs)
+    )
+    marked = replace(by_group, privacy=Confidential(sigma=1.0, unit="group", group=2))
+    assert with_noise("private_fede", Parties(parties.names, apart), marked, Federation(rounds=2)).privacy.sigma
+    with pytest.raises(TacitError, match="held by 3 parties"):
+        with_noise("private_fede", parties, marked, Federation(rounds=2))
 
 
 @pytest.mark.slow

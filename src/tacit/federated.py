@@ -36,7 +36,7 @@ from tacit.federation.secured import Secured
 from tacit.federation.star import Star, sampled_number
 from tacit.federation.transcript import GIVE, Adversary, Transcript, View, rounds
 from tacit.folders import PRIVATE, new_folder, read_json, seal, write_json, write_whole
-from tacit.graph import Graph, SplitName
+from tacit.graph import NO_GROUP, Graph, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Layout, Tables
 from tacit.models.model import Model
@@ -46,7 +46,7 @@ from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Published, Sound
-from tacit.run import CONFIG, SHAREABLE, Run, described, environment, no_claim, note, positions
+from tacit.run import CONFIG, SHAREABLE, Run, described, environment, no_claim, note, positions, protected
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -67,9 +67,9 @@ class Federation:
     rounds: at most. local_epochs: epochs of each party in a round. fraction: the share of parties that train in one.
     optimizer_state: what becomes of moments when a party is given rows, "reset" as in FedE's code, or "keep".
     aggregation: mean, weighted, circular. values: float32, or float16 for half the bytes. changed_only: send only rows
-    that changed. holders: how many parties hold the same triple at most, which all have to know; what is private costs
-    so many times. keep_every: keep the messages' content of every so many rounds, what is given after them, and each
-    party's own rows, for attacks. keep_mb: at most so much.
+    that changed. holders: how many parties hold the same triple at most, or have triples of the same group where groups
+    are protected, which all have to know; what is private costs so many times. keep_every: keep the messages' content
+    of every so many rounds, what is given after them, and each party's own rows, for attacks. keep_mb: at most so much.
 
     secure: the server sees sums alone. vocabulary: how names are agreed on, open or private; default: private if secure
     and training is not private, which is of names that all know. bound: the most names that a party may have, where
@@ -730,26 +730,35 @@ PROMISED: dict[str, Any] = {
 
 def with_noise(recipe: str, parties: Parties, settings: Settings, federation: Federation) -> Settings:
     """The settings with all noise known, enough for every party."""
-    if not settings.privacy.sound:
+    if not isinstance(settings.privacy, Sound):
         return settings
     from tacit.recipes import Setup
 
     setup = Setup(parties, settings, federation, Transcript())
     setup.check(recipe)
-    if (found := most_holders(parties)) > federation.holders:
-        raise TacitError(
-            f"a training triple is held by {found} parties, and costs each of them: set federation.holders"
-        )
+    what, found = most_holders(parties, settings.privacy)
+    if found > federation.holders:
+        raise TacitError(f"a {what} is held by {found} parties, and costs each of them: set federation.holders")
     epochs = federation.rounds * federation.local_epochs
     return solved(settings, setup.graphs(recipe), epochs=epochs, holders=federation.holders)
 
 
-def most_holders(parties: Parties) -> int:
-    """How many parties hold the same training triple, at most."""
-    seen: Counter[tuple[str, str, str]] = Counter()
-    for graph in parties:
-        seen.update(set(graph.named("train")))
-    return max(seen.values(), default=1)
+def most_holders(parties: Parties, privatizer: Sound) -> tuple[str, int]:
+    """What more parties hold than anything else that is protected, in words, and how many parties that is.
+
+    Groups are the same if they have the same name, whatever triples of them a party has.
+    """
+    seen = {"training triple": Counter[object](each for graph in parties for each in set(graph.named("train")))}
+    if privatizer.unit == "group":
+        seen["group of training triples"] = Counter(
+            graph.groups[number]
+            for graph in parties
+            if (group := protected(graph, privatizer).train.group) is not None
+            for number in np.unique(group[group != NO_GROUP])
+        )
+    most = {what: max(counts.values(), default=1) for what, counts in seen.items()}
+    what = max(most, key=lambda each: most[each])
+    return what, most[what]
 
 
 def is_federation(path: Path) -> bool:

@@ -62,7 +62,7 @@ class Run:
     ):
         self.settings, self.graph, self.path, self.budget = settings, graph, path, budget
         self.holders = holders
-        """How many parties of a federation hold the same triple at most: it costs so many times."""
+        """How many parties of a federation hold the same triple, or group, at most: it costs so many times."""
         self.metrics: dict[str, Metrics] = {}
         self.best_epoch: int | None = None
         self._model: Model | None = None
@@ -450,8 +450,8 @@ def create(
 ) -> Run:
     """A run folder that is ready to train: whole, or not there. `budget`: the holding that pays for a private one.
 
-    `holders`: how many parties of a federation hold the same triple at most. `federation`: which one this is a party's
-    run of, if it is (`tacit.participant`).
+    `holders`: how many parties of a federation hold the same triple, or group, at most. `federation`: which one this is
+    a party's run of, if it is (`tacit.participant`).
     """
     chosen_device(settings.training.device)
     _check(graph, settings)

@@ -227,8 +227,9 @@ def audit_training(
     guesses
         For how many canaries it is said whether they were in, half of them "in". Fixed before anything is seen.
     canary
-        dirac: instead of its gradient, a canary that is drawn adds the whole clip to one number of its own row: what
-        no triple does, and the most that the mechanism allows. For private trainings; it has no black box.
+        dirac: instead of its gradient, a canary that is drawn adds the whole clip to one number of its own row (or the
+        rows' own clip, if that is less): what no triple does, and the most that the mechanism allows. For private
+        trainings; it has no black box.
     delta
         Default: the run's.
     seed
@@ -395,6 +396,11 @@ class _Audit:
         if isinstance(self.settings.privacy, Sound):
             witness = Witness(fit, own, party=number, dirac=self.dirac, kind=self.kind)
         train()
+        if witness is not None and not witness.steps:
+            raise TacitError(
+                "not one private step was seen to end, so the audit could say nothing: the training took none, or ends "
+                "its steps in a way that the audit does not know."
+            )
         found = {} if witness is None else witness.scores()
         if not self.dirac:
             found[BLACK] = _by_model(fit.model(number), own) - first
@@ -433,6 +439,7 @@ class Witness:
         self.slot = torch.from_numpy(content(own, settings.seed, layout.numbers[party])).to(device)
         self.into = Gradients(fit.cohort.tables.like(torch.zeros_like))
         self.along, self.length = torch.zeros(2, len(own), dtype=torch.float64, device=device)
+        self.steps = 0
         kernel: Kernel = Dirac(fit.kernel, torch.cat([self.head, self.tail])) if dirac else fit.kernel
         cohort: Any = Watched(fit.cohort, self._finishes)
         self.private = fit.private = kind(settings.privacy, cohort, kernel, fit.examples, fit.graphs)
@@ -456,6 +463,7 @@ class Witness:
 
     def see(self, released: Tables) -> None:
         """Score by the sums of one step; rows and counts of steps are still those that the sums were made at."""
+        self.steps += 1
         into, private, rows_of = self.into, self.private, torch.arange(len(self.slot), device=self.slot.device)
         into.empty()
         free = torch.ones(len(released.entity), dtype=torch.bool, device=self.slot.device)
@@ -473,7 +481,7 @@ class Witness:
 
 
 class Watched:
-    """A cohort whose steps are seen as they end."""
+    """A cohort whose steps are seen as they end: all at once by `finish`, or by `protect` and what comes after it."""
 
     def __init__(self, cohort: Cohort, finishes: Callable[[Tensor, SecretNoise | None], Any]):
         self._cohort, self._finishes = cohort, finishes
@@ -486,6 +494,9 @@ class Watched:
     ) -> None:
         noise = self._finishes(active, noise)
         self._cohort.finish(divisor, active, noise=noise, relation_scale=relation_scale)
+
+    def protect(self, noise: SecretNoise, active: Tensor) -> None:
+        self._cohort.protect(self._finishes(active, noise), active)
 
 
 class Seen:
@@ -500,7 +511,10 @@ class Seen:
 
 
 class Dirac:
-    """A kernel for which a canary's gradient is the whole clip on one number of its own row; others' as they are."""
+    """A kernel for which a canary's gradient is the whole clip on one number of its own row; others' as they are.
+
+    Where rows have a clip of their own it is that one, if it is less.
+    """
 
     def __init__(self, kernel: Kernel, rows: Tensor):
         self.kernel, self.rows, self.objective = kernel, rows, kernel.objective
@@ -514,7 +528,8 @@ class Dirac:
         unit = chunk.unit[ours]  # of two examples of a triple each adds a half
         row = torch.minimum(chunk.head[ours], chunk.tail[ours])
         values = tables.entity.new_zeros(len(row), tables.entity.shape[1])
-        values[:, 0] = rule.clip[chunk.party[ours]] / torch.bincount(unit)[unit]
+        most = rule.clip if rule.row_clip is None else rule.clip.clamp(max=rule.row_clip)
+        values[:, 0] = most[chunk.party[ours]] / torch.bincount(unit)[unit]
         if rule.row_mask is not None:
             values *= rule.row_mask[row][:, None]
         into.add_entities(row, values)

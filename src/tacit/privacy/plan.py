@@ -120,8 +120,9 @@ def statement(
 ) -> dict[str, Any]:
     """What is guaranteed, as `shareable/privacy.json` has it: computed from the releases, never from what was asked.
 
-    `holders`: how many parties hold the same triple at most, as everybody may know. Parties whose triples are disjoint
-    do not add up. `ledger`: of noise that followed a signal; what is guaranteed then is its cap, not what was used.
+    `holders`: how many parties hold the same triple at most, or have triples of the same group where groups are
+    protected, as everybody may know. Parties that share none do not add up. `ledger`: of noise that followed a signal;
+    what is guaranteed then is its cap, not what was used.
     """
     from tacit.privacy.accountant import held_by
 
@@ -135,6 +136,7 @@ def statement(
     except ModuleNotFoundError:
         found, missing = [], True
     unit = "one triple" if privatizer.unit == "triple" else f"one group of at most {privatizer.group} triples"
+    kind = "triples" if privatizer.unit == "triple" else "groups"
     whose = "of those marked confidential" if isinstance(privatizer, Confidential) else "of a party's training triples"
     if privatizer.noise_follows == "paid":
         whose += (
@@ -151,8 +153,9 @@ def statement(
         "accountant": "dp-accounting: the smaller of PLD and RDP",
         "by_party": [None if simulated else each for each in found],
         "releases": [[segment.json() for segment in each] for each in spent],
-        "composition": "Parties whose triples are disjoint: the largest of their epsilons holds for everyone. "
-        f"A triple that several hold costs each of them; taken here to be {holders} at most.",
+        "composition": f"Parties whose {kind} are disjoint: the largest of their epsilons holds for everyone. "
+        f"A {privatizer.unit} that several hold costs each of them; taken here to be {holders} at most, which between "
+        "parties over a network nobody can check.",
         "covers": "everything in shareable/, every message to others, and whatever is computed from these",
         "not_covered": [*NOT_COVERED, *([] if budget else [WITHOUT_BUDGET])],
         "budget": budget,

@@ -224,7 +224,7 @@ class Sound(Privatizer):
     ) -> Sound:
         """The same with all noise known: enough for every party. `limits`: what is left of a holding, by orders.
 
-        `holders`: how many parties hold the same triple at most.
+        `holders`: how many parties hold the same triple, or group, at most.
         """
         from tacit.privacy.accountant import Capped, HeldBy, Target, noise_for
 
