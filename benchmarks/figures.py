@@ -13,6 +13,7 @@ ledger-robustness  honest providers' MRR and the liars' success by defence, for 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -212,6 +213,9 @@ def trade(rows: list[Row]) -> str:
 
 def defended(rows: list[Row]) -> str:
     """Kinds of liars across, defences along: MRR above, the share of the liars' goals below."""
+    size = Counter(str(row["size"]) for row in rows).most_common(1)[0][0]  # that of which most is known
+    rows = [row for row in rows if str(row["size"]) == size]
+    share = "" if rows[0]["size"]["sample"] == 1 else f", {rows[0]['size']['sample']:.0%} of the entities"
     kinds = [each for each in LIARS if any(row["liars"] == each for row in rows)]
     defences = list(dict.fromkeys(row["setting"] for row in rows))
     panels = []
@@ -231,7 +235,9 @@ def defended(rows: list[Row]) -> str:
                 made.series([(0, mean(without)), (len(defences) - 1, mean(without))], GREY, dashed=True)
             panels.append(made)
     keys = [(f"{n}: {defence}", GREY, False) for n, defence in enumerate(defences, 1)]
-    return sheet("Three liars of ten by defence", panels, [*keys, ("nobody lies, no defence", GREY, True)])
+    return sheet(
+        f"Three liars of ten by defence, FB15k-237{share}", panels, [*keys, ("nobody lies, no defence", GREY, True)]
+    )
 
 
 FIGURES: dict[str, tuple[str, Draw]] = {

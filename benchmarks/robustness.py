@@ -28,6 +28,7 @@ import shlex
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -288,12 +289,20 @@ def row(kind: str, defence: str, seed: int, measured: dict[str, Any], options: A
     }  # fmt: skip
 
 
-def table(results: Results, split: str) -> str:
+def tables(results: Results, split: str) -> str:
+    """A table for each size of trials."""
+    rows = [row for row in results if row["split"] == split]
+    sizes = {str(row["size"]): row["size"] for row in rows}
+    found = ["\n".join([", ".join(f"{name} {value:g}" for name, value in size.items()), "",
+                        table([row for row in rows if row["size"] == size])]) for size in sizes.values()]  # fmt: skip
+    return "\n\n".join(found)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: means over seeds, a line for each defence; MRR by kind of liars, and what they achieved."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for found in results:
-        if found["split"] == split:
-            cells.setdefault((found["setting"], found["liars"]), []).append(found["metrics"])
+    for found in rows:
+        cells.setdefault((found["setting"], found["liars"]), []).append(found["metrics"])
 
     def shown(defence: str, kind: str, measure: str, form: str) -> str:
         values = [each[measure] for each in cells.get((defence, kind), ()) if each[measure] is not None]
@@ -335,7 +344,7 @@ def main() -> int:
         (r["liars"], r["setting"], r["seed"]) for r in results if (r["size"], r["split"]) == (chosen.size, chosen.split)
     }
     if chosen.table:
-        print(table(results, chosen.split))
+        print(tables(results, chosen.split))
         return 0
     trials = [(kind, defence, seed) for seed in chosen.seeds for kind in chosen.kinds for defence in chosen.defences]
     trials = [each for each in trials if each not in done]

@@ -1084,7 +1084,7 @@ class Consortium(Providers):
             process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_providers_on_a_chain_that_is_killed_and_reorganised_come_to_the_same_as_in_a_folder(tmp_path):
     names = [each.name for each in WHO[:4]]
     with (
