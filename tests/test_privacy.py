@@ -451,6 +451,17 @@ def test_what_was_interrupted_costs_more(tmp_path, steps):
 
 
 @pytest.mark.slow
+def test_a_finished_run_is_not_trained_again_in_memory_either():
+    """It would release as much once more, and claim the same."""
+    from tacit.federated import federate
+
+    wanted = combine(FEDERATED, {"privacy": {"name": "dpsgd", "sigma": 1.0}})
+    for run in (train(GRAPH, settings=combine(BASE, {"privacy": {"name": "dpsgd", "sigma": 1.0}})),
+                federate(clinic("small", 3), "private_fede", settings=wanted)):  # fmt: skip
+        with pytest.raises(TacitError, match="this run is finished already"):
+            run.train()
+
+
 def test_positions_that_were_cut_off_are_none(tmp_path):
     from tacit.run import create, note, positions
 

@@ -206,8 +206,8 @@ class Run:
 
     def train(self, on_event: Callable[[Event], None] = lambda event: None) -> Run:
         """Train from the beginning or from the last checkpoint, and rank validation and test by the best model."""
-        if self.path is not None and self.finished:
-            raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        if self.finished:
+            raise TacitError(ended(self.path))
         privacy, twice = self.settings.privacy, self.settings.training.reciprocal
         if isinstance(privacy, Sound) and not privacy.trains:
             with locked(self.path) if self.path is not None else contextlib.nullcontext():
@@ -391,6 +391,12 @@ class Run:
             save_tensors(private / "model.safetensors", tensors, self._origin("tacit.model/1"))
             self._settle()
         return self
+
+
+def ended(path: Path | None) -> str:
+    """Why a run that is finished is not trained again: a private one would release twice what it claims."""
+    where = "this run" if path is None else str(path)
+    return f"{where} is finished already: there is nothing to resume. Another training is another run."
 
 
 def described(settings: Settings, metrics: Mapping[str, Metrics]) -> str:
