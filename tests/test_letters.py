@@ -31,6 +31,7 @@ from tacit.federation.transcript import Transcript
 from tacit.federation.transport import InProcess
 from tacit.federation.vocabulary import added, added_up
 from tacit.participant import Declined, Lost, Participant
+from tacit.privacy.events import Gaussian, Segment
 from tacit.run import Run, train
 from tacit.settings import combine
 from tacit.tensors import load_tensors
@@ -284,6 +285,25 @@ def test_who_does_not_come_is_named(tmp_path):
 
 def a_party(tmp_path, wanted, name="party"):
     return Participant(wanted, SMALL[0], KEYS[NAMES[0]], ROSTER, tmp_path / name)
+
+
+@pytest.mark.slow
+def test_noise_that_a_smaller_party_needs_is_no_lack_of_budget(tmp_path, monkeypatch):
+    """What the parties agree on is the most that any of them needs; a holding is asked about its own party's."""
+    from tacit.privacy.budget import Holding
+
+    monkeypatch.setenv("TACIT_HOME", str(tmp_path / "home"))
+    held = Holding.begin("study", epsilon=8.0, delta=1e-5)
+    wanted = plan("private_fede", privacy={"name": "dpsgd", "epsilon": 4.0}, training={"batch": 16, "device": "cpu"})
+    keys = (KEYS[NAMES[0]], ROSTER)
+    one = Participant(wanted, SMALL[0], *keys, tmp_path / "party", budget="study")
+    noise = one._needed | {"sigma": 3 * one._needed["sigma"]}
+    one.answer("begin", {"run": "1", "noise": noise}, [])
+    assert one.run.settings.privacy.sigma == noise["sigma"]
+    assert 0 < one.run.epsilon < 2.0
+    held.reserve([Segment(Gaussian(0.65), 1)], run="earlier")
+    with pytest.raises(TacitError, match="'study' has too little left for epsilon 4"):
+        Participant(wanted, SMALL[0], *keys, tmp_path / "another", budget="study")
 
 
 def test_a_coordinator_cannot_talk_a_party_out_of_its_privacy(tmp_path):

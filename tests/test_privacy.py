@@ -270,6 +270,19 @@ class RelationsWithoutNoise(PrivateSteps):
         self.cohort.finish(self.divisor, active, noise=noise)
 
 
+class Quiet(SecretNoise):
+    def add(self, gradients, layout, steps, active):
+        before = gradients.tables.relation.clone()
+        super().add(gradients, layout, steps, active)
+        gradients.tables.relation.copy_(before + 0.02 * (gradients.tables.relation - before))
+
+
+class RelationsWithLittleNoise(PrivateSteps):
+    def _finish(self, active, rows):
+        noise, scale = Quiet(self.secret, self.privatizer.sigma * self.clip), self.privatizer.relation_scale
+        self.cohort.finish(self.divisor, active, noise=noise, relation_scale=scale)
+
+
 class Same(SecretNoise):
     def add(self, gradients, layout, steps, active):
         super().add(gradients, layout, steps * 0, active)
@@ -307,6 +320,17 @@ def test_the_step_audit_holds(name):
 def test_planted_flaws_are_caught(flaw):
     found = audit_step(DPSGD(sigma=2.0), runs=4_000, kind=flaw)
     assert found.violated, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_noise_that_is_too_small_in_one_kind_of_rows_is_caught(scale):
+    """The clip covers entities and relations together, so that little of it may lie in either."""
+    privatizer = DPSGD(sigma=2.0, relation_scale=scale)
+    assert not audit_step(privatizer, runs=1_000).violated
+    found = audit_step(privatizer, runs=1_000, kind=RelationsWithLittleNoise)
+    assert found.violated, found
+    assert max(found.measured, key=lambda way: found.measured[way]) == "projection on its relation"
 
 
 @pytest.mark.full
@@ -451,6 +475,17 @@ def test_what_was_interrupted_costs_more(tmp_path, steps):
 
 
 @pytest.mark.slow
+def test_a_finished_run_is_not_trained_again_in_memory_either():
+    """It would release as much once more, and claim the same."""
+    from tacit.federated import federate
+
+    wanted = combine(FEDERATED, {"privacy": {"name": "dpsgd", "sigma": 1.0}})
+    for run in (train(GRAPH, settings=combine(BASE, {"privacy": {"name": "dpsgd", "sigma": 1.0}})),
+                federate(clinic("small", 3), "private_fede", settings=wanted)):  # fmt: skip
+        with pytest.raises(TacitError, match="this run is finished already"):
+            run.train()
+
+
 def test_positions_that_were_cut_off_are_none(tmp_path):
     from tacit.run import create, note, positions
 

@@ -46,7 +46,7 @@ from tacit.prediction import Prediction
 from tacit.privacy.events import joined
 from tacit.privacy.plan import again, releases, solved, statement
 from tacit.privacy.privatizers import Published, Sound
-from tacit.run import CONFIG, SHAREABLE, Run, described, environment, no_claim, note, positions, protected
+from tacit.run import CONFIG, SHAREABLE, Run, described, ended, environment, no_claim, note, positions, protected
 from tacit.settings import Settings, checked_section, combine, from_flags, parse_assignment, read_settings
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated, listed
@@ -396,8 +396,8 @@ class FederatedRun:
         """From the beginning or from the last checkpoint, to the end; then rank validation and test by the best."""
         from tacit.recipes import RECIPES
 
-        if self.path is not None and self.finished:
-            raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        if self.finished or self._tables is not None:
+            raise TacitError(ended(self.path))
         self._transcript = None
         setup = self._setup()
         started = False

@@ -48,7 +48,7 @@ from tacit.privacy.plan import solved
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.shared import stacked, told_counts
 from tacit.recipes import SHARED
-from tacit.run import CONFIG, Run, create, note
+from tacit.run import CONFIG, Run, check_enough, create, note
 from tacit.settings import Settings
 from tacit.tensors import load_tensors, save_tensors
 from tacit.training import Event, Fit, listed
@@ -219,14 +219,17 @@ class Participant:
         if not isinstance(privacy, Sound):
             return {}
         limits: Sequence[Sequence[float]] = ()
-        if self.budget is not None:
+        begins = not (self.path / CONFIG).is_file()
+        if self.budget is not None and begins:
             from tacit.privacy.budget import Holding
 
-            limits = Holding.load(self.budget).limits() if not (self.path / CONFIG).is_file() else ()
+            limits = Holding.load(self.budget).limits()
         wanted = self.plan.federation
         epochs = wanted.rounds * wanted.local_epochs
-        found = solved(self.plan.settings, [self.graph], epochs=epochs, limits=limits, holders=wanted.holders).privacy
-        return {name: getattr(found, name) for name in NOISES}
+        found = solved(self.plan.settings, [self.graph], epochs=epochs, limits=limits, holders=wanted.holders)
+        if self.budget is not None and begins and found.privacy != privacy:
+            check_enough(found, self.graph, self.budget, epochs=epochs, holders=wanted.holders)
+        return {name: getattr(found.privacy, name) for name in NOISES}
 
     def _begin(self, says: Says, messages: list[Message]) -> tuple[Says, list[Message]]:
         """The federation begins, or goes on: a folder for it, with the noise that all have agreed on."""

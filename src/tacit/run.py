@@ -206,8 +206,8 @@ class Run:
 
     def train(self, on_event: Callable[[Event], None] = lambda event: None) -> Run:
         """Train from the beginning or from the last checkpoint, and rank validation and test by the best model."""
-        if self.path is not None and self.finished:
-            raise TacitError(f"{self.path} is finished already: there is nothing to resume.")
+        if self.finished:
+            raise TacitError(ended(self.path))
         privacy, twice = self.settings.privacy, self.settings.training.reciprocal
         if isinstance(privacy, Sound) and not privacy.trains:
             with locked(self.path) if self.path is not None else contextlib.nullcontext():
@@ -393,6 +393,12 @@ class Run:
         return self
 
 
+def ended(path: Path | None) -> str:
+    """Why a run that is finished is not trained again: a private one would release twice what it claims."""
+    where = "this run" if path is None else str(path)
+    return f"{where} is finished already: there is nothing to resume. Another training is another run."
+
+
 def described(settings: Settings, metrics: Mapping[str, Metrics]) -> str:
     """A training in a few words; without what its guarantee is, which takes a while to compute."""
     found = next((f"{split} MRR {metrics[split].mrr:.3f}" for split in ("test", "valid") if split in metrics), None)
@@ -455,13 +461,12 @@ def create(
     """
     chosen_device(settings.training.device)
     _check(graph, settings)
-    asked = getattr(settings.privacy, "epsilon", None)
-    limits = _limits(settings, budget)
+    limits, given = _limits(settings, budget), settings.privacy
     settings = solved(settings, [graph], limits=limits)
     adaptive = isinstance(settings.privacy, Sound) and settings.privacy.adaptive
     cap = cap_of(settings, graph, limits) if adaptive else None
-    if budget is not None and asked is not None:
-        _check_enough(settings, graph, asked, budget, cap)
+    if budget is not None and (settings.privacy != given or cap is not None):
+        check_enough(settings, graph, budget, cap=cap)
     held = locked(path) if force and (path / PRIVATE / "lock").is_file() else contextlib.nullcontext()
     with held, new_folder(path, CONFIG, force=force) as folder:
         private = folder / PRIVATE
@@ -485,17 +490,33 @@ ENOUGH = 0.75
 """The share of an epsilon that a holding has to pay: its record is kept by a coarser bound than a run's own."""
 
 
-def _check_enough(settings: Settings, graph: Graph, asked: float, budget: str, cap: Cap | None) -> None:
-    """Refuse a run that would get far less than it asks for, and be full of noise for it."""
-    from tacit.privacy.accountant import converted, epsilon
+def check_enough(
+    settings: Settings,
+    graph: Graph,
+    budget: str,
+    *,
+    cap: Cap | None = None,
+    epochs: int | None = None,
+    holders: int = 1,
+) -> None:
+    """Refuse a run that would get far less than it asks for, and be full of noise for it.
 
-    assert isinstance(settings.privacy, Sound)
-    delta = settings.privacy.delta
-    found = converted(cap.order, cap.divergence, delta) if cap else epsilon(releases(settings, [graph])[0], delta)
-    if found < ENOUGH * asked:
+    For whoever solved the noise by what is left of a holding: noise that others need more of is no fault of it.
+    """
+    from tacit.privacy.accountant import converted, held_by
+
+    privacy = settings.privacy
+    assert isinstance(privacy, Sound)
+    if privacy.epsilon is None:
+        return
+    if cap is not None:
+        found = converted(cap.order, cap.divergence, privacy.delta)
+    else:
+        [found] = held_by(releases(settings, [graph], epochs=epochs), holders, privacy.delta)
+    if found < ENOUGH * privacy.epsilon:
         raise TacitError(
-            f"the holding {budget!r} has too little left for epsilon {asked:g}: what is left pays for epsilon "
-            f"{found:.3g}. Ask for that, or for less (--epsilon)."
+            f"the holding {budget!r} has too little left for epsilon {privacy.epsilon:g}: what is left pays for "
+            f"epsilon {found:.3g}. Ask for that, or for less (--epsilon)."
         )
 
 

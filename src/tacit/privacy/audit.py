@@ -2,13 +2,15 @@
 
 Rows, triples, public draws and settings are known; unknown is whether one more triple, the canary, is there, and the
 noise. One or two real steps of many copies at once are taken with and without it, all triples drawn, and the adversary
-looks at what was released in several ways. Each way gives a lower bound of epsilon that holds with confidence (half of
-the copies choose a threshold, the other half count). A bound above the claim is a fault of the mechanism or its code.
+looks at what was released in several ways: along what the canary would add, to all rows and to each kind of them alone,
+and at what stands still, how long it is, and whether two steps are alike. Each way gives a lower bound of epsilon that
+holds with confidence (half of the copies choose a threshold, the other half count). A bound above the claim is a fault
+of the mechanism or its code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,6 +136,7 @@ def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> d
     h, r, t = graph_of(True).train.triples[_place()].tolist()
     entities, width = len(fit.graphs[0].entities), settings.dim
     own = [slice(row * width, (row + 1) * width) for row in (h, t, entities + r)]
+    relations, blocks = slice(entities * width, None), _blocks(own, _flat(fit, fit.cohort.tables).shape[1])
     residuals, directions, still = [], [], []
     active = np.ones(many, bool)
     for _ in range(STEPS):
@@ -143,16 +146,39 @@ def _steps(privatizer: Sound, many: int, there: bool, kind: Any, seed: int) -> d
         known, canary = _sums(other, reader, private)
         private.step(active)
         released = private.batch[0] * (_flat(fit, before) - _flat(fit, fit.cohort.tables)) - _public(other, reader)
+        released[:, relations] *= reader.rule().relation_scale  # as the sums were when they got their noise
         still.append(torch.stack([(released[:, place] == 0).all(1) for place in own], 1).sum(1))
         residuals.append(torch.where(released.abs() > ROUNDING, released - _flat(fit, known), 0.0))
         directions.append(_flat(fit, canary))
     left, toward = torch.cat(residuals, 1).double(), torch.cat(directions, 1).double()
     return {
-        "projection": ((left * toward).sum(1) / toward.norm(dim=1).clamp(min=1e-12)).numpy(),
+        **{way: _along(left, toward * block.repeat(STEPS)) for way, block in blocks.items()},
         "rows that stand still": torch.stack(still, 1).sum(1).double().numpy(),
         "length": left.norm(dim=1).numpy(),
         "two steps alike": (residuals[0] - residuals[1]).norm(dim=1).double().numpy(),
     }
+
+
+def _blocks(own: Sequence[slice], numbers: int) -> dict[str, Tensor]:
+    """Which numbers of a copy each projection is of. One over all of them sees little of a block whose noise is too
+    small: the noise of the others drowns it.
+    """
+    whole = torch.ones(numbers, dtype=torch.float64)
+    head, tail, relation = (torch.zeros_like(whole) for _ in own)
+    for mask, place in zip((head, tail, relation), own, strict=True):
+        mask[place] = 1.0
+    return {
+        "projection": whole,
+        "projection on its entities": head + tail,
+        "projection on its relation": relation,
+        "projection on negatives": whole - head - tail - relation,
+    }
+
+
+def _along(left: Tensor, toward: Tensor) -> np.ndarray:
+    """(copies,): how far each goes in its direction."""
+    found: np.ndarray = ((left * toward).sum(1) / toward.norm(dim=1).clamp(min=1e-12)).numpy()
+    return found
 
 
 def _place() -> int:
