@@ -259,7 +259,8 @@ def work(options: Any, wanted: Any, found: Any) -> None:
     torch.set_num_threads(1)
     size = Size(**options.size)
     graph = loaded(options.data, options.dataset, size.sample)
-    while True:
+    parent = os.getppid()
+    while os.getppid() == parent:  # else whoever wants them was killed
         try:
             kind, defence, seed = wanted.get(timeout=1)
         except queue.Empty:
