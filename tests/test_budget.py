@@ -148,6 +148,29 @@ def test_a_settlement_only_lowers(held):
     assert held.spent == (Segment(Gaussian(10.0), 4),)
 
 
+def test_a_reservation_is_with_one_folder(home, held):
+    """Who resumes has a token that holds, and gets another; only a holding in which a run resumed has new entries."""
+    given = held.reserve([share(0.1)], run="one")
+    assert b"tacit.budget/2" not in b"".join(lines(home))
+    first = held.resume(given.number, tokens=["older", given.head], token="a")
+    held.check_quote(first.number, first.head)
+    held = Holding.load("study", home)
+    with pytest.raises(TacitError, match="another copy of this run's folder"):
+        held.resume(given.number, tokens=[given.head], token="b")
+    held.resume(given.number, tokens=[given.head, "a"], token="c")
+    held.check_token(given.number, ["a", "c"])
+    with pytest.raises(TacitError, match="no reservation"):
+        held.resume(first.number, tokens=["a"], token="d")
+    assert held.spent == (share(0.1),)
+    held.settle(given.number, [share(0.1)])
+    for try_again in (lambda: held.check_token(given.number, ["c"]),
+                      lambda: held.resume(given.number, tokens=["c"], token="d")):  # fmt: skip
+        with pytest.raises(TacitError, match="is settled: that run has ended"):
+            try_again()
+    kinds = [entry.kind for entry in Holding.load("study", home).entries]
+    assert kinds == ["open", "reserve", "resume", "resume", "settle"]
+
+
 def test_closed_is_closed(home, held):
     number = held.reserve([share(0.5)], run="a").number
     held.close()
@@ -318,6 +341,7 @@ def _remember(request):
         (b'"time":"20', b'"time":"19'),
         (b'"schema":"tacit.budget/1"', b'"schema":"tacit.budget/0"'),
         (b'"schema":"tacit.budget/1"', b'"schema":"tacit.budget/2"'),
+        (b'"schema":"tacit.budget/1"', b'"schema":"tacit.budget/3"'),
         (b'"why":""', b'"why":"","why":""'),
         (b"{", b"["),
         (b'"body":', b'"more":1,"body":'),
@@ -329,7 +353,7 @@ def test_a_changed_entry_is_named(home, used, old, new):
     assert found[2].count(old) >= 1
     found[2] = found[2].replace(old, new, 1)
     write(home, found)
-    refused(home, None if b"/2" in new else 3, "reads up to" if b"/2" in new else "")
+    refused(home, None if b"/3" in new else 3, "reads up to" if b"/3" in new else "")
 
 
 @pytest.mark.parametrize("field", ["previous", "hash", "signature"])
@@ -399,6 +423,9 @@ def test_who_has_the_key_cannot_rewrite_what_was_witnessed(home, used):
         ("settle", {"reservation": 1, "segments": []}, "settled already"),
         ("settle", {"reservation": 2, "segments": [{"event": "gaussian", "sigma": 0.1, "count": 1}]}, "were used"),
         ("settle", {"reservation": 9, "segments": []}, "9"),
+        ("resume", {"reservation": 1, "previous": "", "token": "x"}, "where it is not"),
+        ("resume", {"reservation": 2, "previous": "", "token": "x"}, "where it is not"),
+        ("resume", {"reservation": 9, "previous": "", "token": "x"}, "9"),
         ("gift", {}, "gift"),
     ],
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -590,10 +595,152 @@ def test_an_interrupted_run_takes_another_key_and_pays_again(tmp_path, home):
     assert again.epsilon > Run(run.settings, GRAPH).epsilon
 
 
+def begun(path, epochs=6):
+    """A run that a holding pays for, killed after its third epoch."""
+    from tacit.privacy.budget import Holding
+    from tacit.run import create
+
+    Holding.begin("clinic", epsilon=8.0, delta=1e-5)
+    run = create(GRAPH, Settings.make(combine(BASE, {"privacy": {"name": "dpsgd", "sigma": 20.0},
+                 "training": {"epochs": epochs}, "evaluation": {"every": 2}})), path, budget="clinic")  # fmt: skip
+    with pytest.raises(Killed):
+        run.train(dies_after(3))
+    return run
+
+
+def dies_after(epoch):
+    def dies(event):
+        if event["event"] == "epoch" and event["epoch"] == epoch:
+            raise Killed
+
+    return dies
+
+
+def test_a_copy_of_an_interrupted_run_does_not_train_on_what_was_paid_once(tmp_path, home):
+    """Whichever copy goes on first has the reservation, until it ends and for ever after."""
+    from tacit.privacy.budget import Holding
+
+    run = begun(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(Killed):
+        Run.open(tmp_path / "run").train(dies_after(5))
+    entries = Holding.load("clinic").entries
+    for _ in range(2):
+        with pytest.raises(TacitError, match="another copy of this run's folder"):
+            Run.open(tmp_path / "copy").train()
+    assert Holding.load("clinic").entries == entries
+    ended = Run.open(tmp_path / "run").train()
+    assert Holding.load("clinic").spent == ended.spent
+    assert Holding.load("clinic").charges[0].settled == run._spent([])
+    with pytest.raises(TacitError, match="settled: that run has ended"):
+        Run.open(tmp_path / "copy").train()
+    assert Holding.load("clinic").spent == ended.spent
+
+
+def test_of_two_copies_that_run_at_once_one_ends(tmp_path, home):
+    """A copy of a folder that is being trained in has the token that holds; but then the first has it no more."""
+    from tacit.privacy.budget import Holding
+
+    begun(tmp_path / "run")
+
+    def copies(event):
+        if event["event"] == "epoch" and event["epoch"] == 5:
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+            assert Run.open(tmp_path / "copy").train().finished
+
+    with pytest.raises(TacitError, match="settled: that run has ended"):
+        Run.open(tmp_path / "run").train(copies)
+    assert not Run.open(tmp_path / "run").finished
+    assert not (tmp_path / "run" / "shareable" / "model.safetensors").exists()
+    assert Holding.load("clinic").charges[0].settled is not None
+
+
+def test_a_run_that_began_before_there_were_tokens_goes_on(tmp_path, home):
+    from tacit.privacy.budget import Holding
+
+    begun(tmp_path / "run")
+    where = tmp_path / "run" / "private" / "budget.json"
+    old = json.loads(where.read_text())
+    del old["tokens"]
+    where.write_text(json.dumps(old))
+    assert Run.open(tmp_path / "run").train().claim["budget"]["name"] == "clinic"
+    assert [entry.kind for entry in Holding.load("clinic").entries[1:]] == ["reserve", "resume", "reserve", "settle"]
+
+
+KILLED_IN_RESUMING = """
+    import itertools, os, shutil, signal, sys
+    from pathlib import Path
+    from tacit.errors import TacitError
+    from tacit.run import Run
+
+    base = Path(sys.argv[1])
+    real = {name: getattr(os, name) for name in ("open", "write", "fsync", "ftruncate", "replace", "unlink")}
+
+    def home(at):
+        os.environ["TACIT_HOME"] = str(at / "home")
+        return at / "run"
+
+    def child(at, last, after):
+        calls = itertools.count()
+
+        def deadly(name):
+            def call(*given, **options):
+                if next(calls) == last:
+                    if after:
+                        real[name](*given, **options)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real[name](*given, **options)
+            return call
+
+        run = Run.open(home(at))
+        for name in real:
+            setattr(os, name, deadly(name))
+        run._begin(2)
+
+    Run.open(home(base))._spent([("start", 0), ("start", 2)])  # loads the accountant, once
+    for last in itertools.count():
+        codes = []
+        for after in (False, True):
+            at = base.with_name(f"{base.name}-{last}-{int(after)}")
+            shutil.copytree(base, at)
+            pid = os.fork()
+            if not pid:
+                child(at, last, after)
+                os._exit(0)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            run = home(at)
+            shutil.copytree(run, at / "copy")
+            for _ in range(2):
+                Run.open(run)._begin(2)  # it goes on whenever it was killed, and again after that
+            try:
+                Run.open(at / "copy")._begin(2)
+            except TacitError as error:
+                assert "another copy" in str(error), error
+            else:
+                raise AssertionError("a copy went on")
+            shutil.rmtree(at)
+        if codes == [0, 0]:
+            print(last)
+            break
+        assert codes == [-9, -9], codes
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_call_a_run_goes_on_and_its_copy_does_not(tmp_path, monkeypatch):
+    """SIGKILL before and after every call by which the run's folder or the holding changes."""
+    base = tmp_path / "base"
+    base.mkdir()
+    monkeypatch.setenv("TACIT_HOME", str(base / "home"))
+    begun(base / "run", epochs=4)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED_IN_RESUMING), str(base)],
+                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 25
+
+
 @pytest.mark.slow
 def test_a_holding_that_was_rolled_back_is_noticed_by_the_run_that_quotes_it(tmp_path, home):
-    import shutil
-
     from tacit.privacy.budget import Holding
     from tacit.run import create
 

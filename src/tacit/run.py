@@ -16,11 +16,12 @@ import json
 import logging
 import platform
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ from tacit.privacy.schedule import USED_UP, Cap, Ledger, check_signal
 from tacit.settings import Settings, combine, from_flags
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 from tacit.training import Event, Fit, chosen_device, evaluated
+
+if TYPE_CHECKING:
+    from tacit.privacy.budget import Reservation
 
 LOG = logging.getLogger(__name__)
 SCHEMA = "tacit.run/1"
@@ -264,29 +268,56 @@ class Run:
         if self.budget is not None:
             from tacit.privacy.budget import Holding
 
-            holding, quotes = Holding.load(self.budget), self._quotes()
+            holding, (quotes, tokens) = Holding.load(self.budget), self._quotes()
             for quote in quotes:
                 holding.check_quote(quote["number"], quote["head"])
             here: Position = ("start", epochs)
             more = less(self._spent([*starts, here]), self._spent(starts)) if starts and quotes else self._spent([])
+            if quotes:
+                number, token = quotes[0]["number"], secrets.token_hex(16)
+                holding.check_token(number, tokens)
+                self._quote(quotes, [*tokens, token])  # before the holding has it: killed in between, one of them holds
+                made = holding.resume(number, tokens=tokens, token=token)
+                quotes, tokens = self._quote([*quotes, self._quoted(made)], [token])
             if more or not quotes:
                 assert isinstance(self.settings.privacy, Sound)
                 whose = protected(self.graph, self.settings.privacy)
                 made = holding.reserve(more, run=self.settings.name, why="training", graph=whose)
-                quotes.append({"name": self.budget, "number": made.number, "head": made.head})
-                write_json(self.path / PRIVATE / "budget.json", "tacit.quotes/1", {"quotes": quotes})
+                self._quote([*quotes, self._quoted(made)], tokens or [made.head])
         note(self.path, "start", epochs)
 
-    def _quotes(self) -> list[dict[str, Any]]:
-        """Which entries of its holding this run has seen as its last: one for each time that it took from it."""
+    def _quotes(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Which entries of its holding this run has seen as its last: one for each time that it began or took from it.
+
+        And the tokens of which one is, there, that of the folder which its reservation is with (`Holding.resume`).
+        """
         where = None if self.path is None else self.path / PRIVATE / "budget.json"
         if where is None or not where.is_file():
-            return []
-        return list(read_json(where, "tacit.quotes/1", {"quotes": list})["quotes"])
+            return [], []
+        found = read_json(where, "tacit.quotes/1", {"quotes": list})
+        quotes = list(found["quotes"])
+        return quotes, list(found.get("tokens") or [quote["head"] for quote in quotes[:1]])
+
+    def _quote(self, quotes: list[dict[str, Any]], tokens: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+        assert self.path is not None
+        write_json(self.path / PRIVATE / "budget.json", "tacit.quotes/1", {"quotes": quotes, "tokens": tokens})
+        return quotes, tokens
+
+    def _quoted(self, made: Reservation) -> dict[str, Any]:
+        return {"name": self.budget, "number": made.number, "head": made.head}
+
+    def _check_paid(self) -> None:
+        """Refuse to end a training that another copy of its folder has gone on with, or ended, in the meantime."""
+        quotes, tokens = self._quotes()
+        if self.budget is not None and quotes:
+            from tacit.privacy.budget import Holding
+
+            Holding.load(self.budget).check_token(quotes[0]["number"], tokens)
 
     def _settle(self) -> None:
         """What was reserved was used."""
-        if self.budget is not None and (quotes := self._quotes()):
+        quotes, _ = self._quotes()
+        if self.budget is not None and quotes:
             from tacit.privacy.budget import Holding
 
             Holding.load(self.budget).settle(quotes[0]["number"], self._spent([]))
@@ -335,7 +366,7 @@ class Run:
             return self._claim
         if not isinstance(self.settings.privacy, Sound):
             return no_claim(self.settings)
-        quotes = self._quotes()
+        quotes, _ = self._quotes()
         budget = quotes[-1] if quotes else None
         return statement(self.settings, [self.spent], holders=self.holders, budget=budget, ledger=self._ledger)
 
@@ -371,6 +402,7 @@ class Run:
             if len(self.graph.splits[split])
         }
         if self.path is not None:
+            self._check_paid()
             facts = {split: metrics.json() for split, metrics in self.metrics.items()}
             settings = self.settings.evaluation
             about = {"sides": settings.sides, "ties": settings.ties, "filtered": True}

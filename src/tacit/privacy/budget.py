@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from tacit.graph import Graph, name_fault
 from tacit.privacy import accountant
 from tacit.privacy.events import Gaussian, Sampled, SampledCurve, Segment, Spent, joined
 
-SCHEMA = "tacit.budget/1"
+SCHEMA, RESUMED = "tacit.budget/1", "tacit.budget/2"
+"""Of entries; the second of those that say that a run was resumed, which the first version did not know."""
 ENTRIES, KEY, STATEMENTS, COMING = "entries.jsonl", "key", "statements", "statements.next"
 HEADS, SALT, LOCK = "heads.jsonl", "salt", "lock"
 NOTHING = "0" * 64
@@ -68,8 +69,12 @@ class Entry:
             _canonical({k: v for k, v in self.json().items() if k not in ("hash", "signature")})
         ).digest()
 
+    @property
+    def schema(self) -> str:
+        return RESUMED if self.kind == "resume" else SCHEMA
+
     def json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"schema": self.schema} | {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def line(self) -> bytes:
         return _canonical(self.json()) + b"\n"
@@ -77,7 +82,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Charge:
-    """What one reservation stands for: in full until it is settled, and then what was used."""
+    """What one reservation stands for: in full until it is settled, and then what was used.
+
+    token: what only the folder has that began with it, or resumed it last; before it is resumed, its entry's hash.
+    """
 
     number: int
     time: str
@@ -85,6 +93,7 @@ class Charge:
     why: str
     party: str | None
     reserved: Spent
+    token: str
     settled: Spent | None = None
 
     @property
@@ -292,6 +301,43 @@ class Holding:
         entry = self._append("reserve", check)
         return Reservation(entry.number, entry.hash)
 
+    def resume(self, number: int, *, tokens: Sequence[str], token: str) -> Reservation:
+        """Say that the run of a reservation goes on, in the folder that has one of these tokens, and gets this one.
+
+        A copy of the folder from before has none that still holds: one reservation pays for one training.
+        """
+
+        def check(chain: _Chain, witness: _Witness) -> dict[str, Any]:
+            return {"reservation": number, "previous": self._held_with(number, tokens).token, "token": token}
+
+        entry = self._append("resume", check)
+        return Reservation(entry.number, entry.hash)
+
+    def check_token(self, number: int, tokens: Sequence[str]) -> None:
+        """Refuse a folder that a reservation has not been with since another copy of it was resumed, or ended."""
+        self._held_with(number, tokens)
+
+    def _held_with(self, number: int, tokens: Sequence[str]) -> Charge:
+        charge = self._charge(number)
+        another = "To train once more, begin another run: it pays for itself, and this one's folder would not."
+        if charge.settled is not None:
+            raise TacitError(
+                f"reservation {number} of the holding {self.name!r}, for the run {charge.run!r}, is settled: that run "
+                f"has ended, and this folder is a copy from before. {another}"
+            )
+        if charge.token not in tokens:
+            raise TacitError(
+                f"reservation {number} of the holding {self.name!r}, for the run {charge.run!r}, belongs to another "
+                f"copy of this run's folder, which was resumed since: go on with that one. {another}"
+            )
+        return charge
+
+    def _charge(self, number: int) -> Charge:
+        charge = next((charge for charge in self.charges if charge.number == number), None)
+        if charge is None:
+            raise TacitError(f"entry {number} of the holding {self.name!r} is no reservation.")
+        return charge
+
     def settle(self, number: int, segments: Iterable[Segment]) -> None:
         """Say what of a reservation was used; none of it: void. Nothing can be used that was not reserved.
 
@@ -300,9 +346,7 @@ class Holding:
         used = joined(segments)
 
         def check(chain: _Chain, witness: _Witness) -> dict[str, Any] | None:
-            charge = next((charge for charge in chain.charges if charge.number == number), None)
-            if charge is None:
-                raise TacitError(f"entry {number} of the holding {self.name!r} is no reservation.")
+            charge = self._charge(number)
             if charge.settled is not None:
                 if charge.settled == used:
                     return None
@@ -659,10 +703,10 @@ def _entry(line: bytes, path: Path, place: int, before: Sequence[Entry]) -> Entr
     if content is None:
         raise damaged("a line that is no entry", "an entry as it was written")
     schema = content.get("schema")
-    if schema != SCHEMA:
-        if (match := re.fullmatch(r"tacit\.budget/([0-9]{1,6})", str(schema))) and int(match[1]) > 1:
+    if schema not in (SCHEMA, RESUMED):
+        if (match := re.fullmatch(r"tacit\.budget/([0-9]{1,6})", str(schema))) and int(match[1]) > 2:
             raise BadInput(
-                f"{path}:{place}: was written as {schema}; this version of tacit reads up to {SCHEMA}.",
+                f"{path}:{place}: was written as {schema}; this version of tacit reads up to {RESUMED}.",
                 hint="A newer tacit reads it: pip install --upgrade tacit-kg",
             )
         raise damaged(f"the schema {excerpt(str(schema))}", SCHEMA)
@@ -670,6 +714,8 @@ def _entry(line: bytes, path: Path, place: int, before: Sequence[Entry]) -> Entr
         entry = Entry(**{key: value for key, value in content.items() if key != "schema"})
     except TypeError:
         raise damaged("an entry with other fields", "those of " + SCHEMA) from None
+    if schema != entry.schema:
+        raise damaged(f"the schema {excerpt(str(schema))}", entry.schema)
     if type(entry.number) is not int or entry.number != len(before):
         raise damaged(f"entry {excerpt(str(entry.number))}", f"entry {len(before)}")
     if entry.previous != (before[-1].hash if before else NOTHING):
@@ -703,14 +749,19 @@ def _replayed(entries: Sequence[Entry], end: int, path: Path) -> _Chain:
                     raise ValueError("a reservation after the end")
                 segments = joined(map(Segment.of, body["segments"]))
                 party = body.get("party")
-                charges[entry.number] = Charge(entry.number, entry.time, body["run"], body["why"], party, segments)
+                charges[entry.number] = Charge(
+                    entry.number, entry.time, body["run"], body["why"], party, segments, entry.hash
+                )
+            elif entry.kind == "resume":
+                charge = charges[body["reservation"]]
+                if charge.settled is not None or charge.token != body["previous"]:
+                    raise ValueError("a run that goes on from where it is not")
+                charges[charge.number] = replace(charge, token=str(body["token"]))
             elif entry.kind == "settle":
                 charge, used = charges[body["reservation"]], joined(map(Segment.of, body["segments"]))
                 if charge.settled is not None or _beyond(used, charge.reserved):
                     raise ValueError(_beyond(used, charge.reserved) or "a settlement of what is settled already")
-                charges[charge.number] = Charge(
-                    charge.number, charge.time, charge.run, charge.why, charge.party, charge.reserved, used
-                )
+                charges[charge.number] = replace(charge, settled=used)
             elif entry.kind == "close":
                 closed = True
             else:
