@@ -13,8 +13,7 @@ providers 0 to 2; what is measured is of providers 3 to 9 in every trial, so tha
     trap_taken, flip_taken   the same of the rows that they took before that training
     liars_out, noisy_out, honest_out   of updates that honest providers looked at: share left out, by whose they were
 
-Trials that stand in OUT with the same defence are not run again; of a trial that stands there twice the last counts.
-Start a CUDA multi-process server (nvidia-cuda-mps-control -d) before it.
+Trials that stand in OUT are not run again. Start a CUDA multi-process server (nvidia-cuda-mps-control -d) before it.
 `--split valid` measures on validation triples, for choosing; seeds from 100 on are for that too.
 """
 
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import os
 import queue
@@ -31,7 +29,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
@@ -236,14 +234,6 @@ def a_defence(name: str) -> Any:
     return Defence(checks, *means, **numbers)  # type: ignore[arg-type]
 
 
-def made_of(name: str) -> dict[str, Any]:
-    """What a defence consists of, but for what is as usual: the default may become another."""
-    from tacit.ledger.defence import Defence
-
-    usual = asdict(Defence())
-    return {key: value for key, value in json.loads(json.dumps(asdict(a_defence(name)))).items() if value != usual[key]}
-
-
 def loaded(data: Path | None, dataset: str, sample: float) -> Any:
     """A dataset by name, or the triples among a share of its entities, those with the most triples."""
     from tacit import datasets
@@ -293,7 +283,7 @@ def row(kind: str, defence: str, seed: int, measured: dict[str, Any], options: A
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     return {
         "table": TABLE, "cell": f"{kind}-{defence}-{seed}", "dataset": options.dataset, "scorer": "transe",
-        "setting": defence, "defence": made_of(defence), "parts": PROVIDERS, "seed": seed, "liars": kind,
+        "setting": defence, "parts": PROVIDERS, "seed": seed, "liars": kind,
         "metrics": measured, "published": {}, "split": options.split,
         "size": options.size, "seconds": round(seconds, 2), "device": device, "commit": commit(),
         "command": options.command,
@@ -302,10 +292,7 @@ def row(kind: str, defence: str, seed: int, measured: dict[str, Any], options: A
 
 def tables(results: Results, split: str) -> str:
     """A table for each size of trials."""
-    last = {
-        (str(row["size"]), row["setting"], row["liars"], row["seed"]): row for row in results if row["split"] == split
-    }
-    rows = list(last.values())
+    rows = [row for row in results if row["split"] == split]
     sizes = {str(row["size"]): row["size"] for row in rows}
     found = ["\n".join([", ".join(f"{name} {value:g}" for name, value in size.items()), "",
                         table([row for row in rows if row["size"] == size])]) for size in sizes.values()]  # fmt: skip
@@ -355,10 +342,7 @@ def main() -> int:
     chosen.command = "python benchmarks/robustness.py " + shlex.join(sys.argv[1:])
     began, results = time.perf_counter(), Results(chosen.out / f"{TABLE}.jsonl")
     done = {
-        (r["liars"], r["setting"], r["seed"])
-        for r in results
-        if (r["size"], r["split"]) == (chosen.size, chosen.split)
-        and r.get("defence", None if r["setting"] == "default" else made_of(r["setting"])) == made_of(r["setting"])
+        (r["liars"], r["setting"], r["seed"]) for r in results if (r["size"], r["split"]) == (chosen.size, chosen.split)
     }
     if chosen.table:
         print(tables(results, chosen.split))

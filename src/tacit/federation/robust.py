@@ -156,12 +156,7 @@ def clipped_mean(stack: Tensor, present: Tensor | None = None, before: Tensor | 
 
     Karimireddy, He and Jaggi: "Learning from history for Byzantine robust optimization", ICML 2021.
     """
-    centre = median(stack, present, before)
-    whole = centre.clone()
-    for at, length, usual, steps, has in _from_median(stack, present, centre):
-        part = (usual / length.clamp(min=1e-300)).clamp(max=1.0) * has
-        whole[at] += ((steps * part[:, :, None]).sum(0) / has.sum(0).clamp(min=1)[:, None]).to(whole)
-    return whole
+    return _from_median(stack, present, before, lambda length, usual: (usual / length.clamp(min=1e-300)).clamp(max=1.0))
 
 
 def screened_mean(stack: Tensor, far: float, present: Tensor | None = None, before: Tensor | None = None) -> Tensor:
@@ -170,30 +165,35 @@ def screened_mean(stack: Tensor, far: float, present: Tensor | None = None, befo
     Whoever is far from most others in a row says nothing about it, where a median still follows a little.
     """
     _check(far >= 1, f"far is at least 1, not {far}")
-    near = strangeness(stack, present) <= far
-    return mean(stack, near if present is None else near & present, before)
-
-
-def strangeness(stack: Tensor, present: Tensor | None = None) -> Tensor:
-    """(k, n) row by row, how far each is from the median of all, in medians of these distances; 0 where absent."""
-    found = torch.zeros(stack.shape[:2], dtype=torch.float64, device=stack.device)
-    for at, length, usual, _, _ in _from_median(stack, present, median(stack, present, torch.zeros_like(stack[0]))):
-        found[:, at] = torch.where(length > 0, length / usual.clamp(min=1e-300), 0.0)
-    return found
+    return _from_median(stack, present, before, lambda length, usual: (length <= far * usual).double(), weighted=True)
 
 
 def _from_median(
-    stack: Tensor, present: Tensor | None, centre: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
-    """Some rows after others: which, how far each is from the centre, the median of that, the steps, who has them."""
-    at = 0
+    stack: Tensor,
+    present: Tensor | None,
+    before: Tensor | None,
+    share: Callable[[Tensor, Tensor], Tensor],
+    *,
+    weighted: bool = False,
+) -> Tensor:
+    """The median, and a mean of shares of the steps from it; a share follows a step's length and the median of these.
+
+    `weighted`: over the sum of shares, and not over all who have the row.
+    """
+    centre, at = median(stack, present, before), 0
+    whole = torch.empty_like(centre)
     for rows, has, middle in _chunks(stack, present, centre):
         steps = (rows - middle) * has[:, :, None]
         length = steps.square().sum(-1).sqrt()
+        count = has.sum(0)
         ordered = torch.where(has > 0, length, torch.inf).sort(0).values
-        usual = ordered.gather(0, ((has.sum(0) - 1).clamp(min=0) // 2).long()[None])[0]
-        yield slice(at, at + len(middle)), length, usual, steps, has
-        at += len(middle)
+        usual = ordered.gather(0, ((count - 1).clamp(min=0) // 2).long()[None])[0]
+        part = share(length, usual) * has
+        total = (part.sum(0) if weighted else count).clamp(min=1e-300)
+        found = middle + (steps * part[:, :, None]).sum(0) / total[:, None]
+        whole[at : at + len(found)] = torch.where(count[:, None] > 0, found, middle).to(whole)
+        at += len(found)
+    return whole
 
 
 def _row_by_row(

@@ -72,13 +72,6 @@ class Pile:
         chosen = torch.tensor(list(kept), dtype=torch.int64, device=self.others.device)
         return Pile(self.base, self.own, self.others[chosen], self.present[chosen])
 
-    def strange(self, far: float) -> Tensor:
-        """(k, n) bool: rows of others more than `far` times as far from the median of all as is usual, where there are
-        enough others to tell.
-        """
-        times = robust.strangeness(*self.all)[1:]
-        return self.present & (times > far) & (self.present.sum(0) >= FEWEST)
-
 
 @dataclass(frozen=True)
 class Defence:
@@ -96,7 +89,6 @@ class Defence:
     outlying: float = 1.5
     few: int = 0
     odd: float | None = None
-    strange: float | None = None
 
     def __post_init__(self) -> None:
         for check in self.checks:
@@ -108,8 +100,6 @@ class Defence:
             raise BadValue(f"the share of liars is at least 0 and below a half, not {self.liars}")
         if not self.far >= 1 or not -1 <= self.least < self.alike <= 1:
             raise BadValue("far is at least 1, and least below alike, both cosines")
-        if self.strange is not None and not self.strange >= 1:
-            raise BadValue(f"strange is at least 1, not {self.strange}")
 
     # -- whom to leave out ---------------------------------------------------------------------------------------------
 

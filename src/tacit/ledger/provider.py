@@ -51,7 +51,7 @@ from tacit.training import chosen_device
 
 LOG = logging.getLogger(__name__)
 Tensor = Any
-DEFAULT = Defence(checks=("norm", "cosine", "copies"), mean="mean", far=1.3, least=-0.1, odd=0.15, strange=2.0)
+DEFAULT = Defence(checks=("norm", "cosine", "copies"), mean="mean", far=1.3, least=-0.1, odd=0.15)
 """What a provider does if nothing else is said: chosen on validation triples, see docs/ledger.md."""
 EACH = 4
 """How many of one provider's updates are looked at: whoever publishes many hides nobody."""
@@ -445,17 +445,11 @@ class Provider:
         return tables, left_out
 
     def _doubt(self, nodes: Sequence[Node], piles: Sequence[Pile]) -> None:
-        """Leave out rows of updates, and keep the rest of these: of relations, what is far from where others have them;
-        of who answers what hardly anybody else does, that relation and that tail.
-        """
-        defence, scorer = self.terms.defence, self.learner.settings.scorer
-        if len(nodes) < FEWEST:
+        """Leave out rows of updates that answer what hardly anybody else does: that relation's, and that tail's."""
+        odd = self.terms.defence.odd
+        if odd is None or len(nodes) < FEWEST:
             return
-        if defence.strange is not None:
-            pile = piles[PARTS.index("relation")]
-            pile.present[pile.strange(defence.strange)] = False
-        if (odd := defence.odd) is None:
-            return
+        scorer = self.learner.settings.scorer
         said = [self.shelf.answers(node, scorer) for node in nodes]
         for at, answers in enumerate(said):
             for (relation, tail), share in answers.items():
