@@ -328,6 +328,7 @@ WRONG = {
         "ledger absent.tsv --key north.key --without-privacy": "absent.tsv: no such file",
         "ledger graph.tsv --key north.key": "say how much privacy your updates may cost (--epsilon)",
         "ledger graph.tsv --key north.key --epsilon 1 --without-privacy": "(--without-privacy)",
+        "ledger graph.tsv --key north.key --without-privacy --set privacy.epsilon=1": "leave out --without-privacy",
         "ledger graph.tsv --key binary.tsv --without-privacy": "is no private key",
         "ledger graph.tsv --key north.key --without-privacy --model nothing": "There are: drugs",
         "ledger graph.tsv --key north.key --without-privacy --dim 5": "rows of 4 and 4 numbers",

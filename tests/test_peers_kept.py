@@ -350,7 +350,9 @@ def test_two_meetings_add_up_in_a_holding(tmp_path, monkeypatch):
     poor = PeerRun.create(tmp_path / "poor", plan(wanted(private=True), pairing), "a", PARTIES[1], budget="little")
     with pytest.raises(TacitError, match="little"):
         poor.pay(learner)
-    for own, odd, why in ((wanted(), PUBLISHED, "published mode"), (wanted(private=True), SOUND, "a simulation")):
+    groups = replace(wanted(private=True), privacy=replace(wanted(private=True).privacy, unit="group", group=2))
+    for own, odd, why in ((wanted(), PUBLISHED, "published mode"), (wanted(private=True), SOUND, "a simulation"),
+                          (groups, pairing, "counts what a triple costs")):  # fmt: skip
         with pytest.raises(TacitError, match=why):
             PeerRun.create(tmp_path / "odd", plan(own, odd), "a", PARTIES[0], budget="ward")
     assert not (tmp_path / "odd").exists()

@@ -342,7 +342,7 @@ def test_updates_under_one_key_protect_the_same(tmp_path, paid):
                                                            np.full(len(split), -1)).astype(np.int32))
                          for name, split in graph.splits.items()})  # fmt: skip
     provider(ledger, wanted=private(size=2000), graph=grouped, holding=holding).step()
-    with pytest.raises(TacitError, match="what they cost does not add up"):
+    with pytest.raises(TacitError, match="counts what a triple costs" if paid else "what they cost does not add up"):
         provider(ledger, wanted=private(size=2000, unit="group", group=5), graph=grouped, holding=holding)
     with pytest.raises(TacitError, match="these settings claim nothing" if paid else "other settings"):
         provider(ledger, graph=grouped, holding=holding)
@@ -441,6 +441,45 @@ def test_a_ledger_that_goes_away_is_awaited(tmp_path, monkeypatch, when):
     claimed = joined(segment for node in mine for segment in node.update.privacy.releases)
     assert claimed == one.learner.spent_by(2)["train"] == holding.spent
     assert not (tmp_path / "run/private/update").exists()
+
+
+def test_who_looks_again_after_a_ledger_went_away_trains_nothing_twice(monkeypatch):
+    """Without a folder too: an update whose weights were shown is published when the ledger is back, as it was."""
+    ledger, shown, away = a_ledger(), [], []
+    put, publish = ledger.blobs.put, ledger.publish
+
+    def goes(who, body):
+        if isinstance(body, Update) and len(away) < 3:
+            away.append(body)
+            raise Away("The broker was not reached.")
+        return publish(who, body)
+
+    monkeypatch.setattr(ledger.blobs, "put", lambda data: shown.append(data) or put(data))
+    monkeypatch.setattr(ledger, "publish", goes)
+    one = provider(ledger, wanted=private(), updates=2)
+    for _ in range(3):
+        with pytest.raises(Away):
+            one.step()
+    first, second, last = (one.step() for _ in range(3))
+    assert last.ended == "all 2 updates are published"
+    nodes = ledger.dag.branch("drugs").nodes
+    assert [first.update, second.update] == [node.cid for node in nodes]
+    assert len({CID.of(data) for data in shown}) == 2
+    claimed = joined(segment for node in nodes for segment in node.update.privacy.releases)
+    assert claimed == one.learner.spent_by(2)["train"]
+
+
+def test_a_holding_vouches_for_what_is_protected_alone(tmp_path):
+    """Statements in the open by their marks are not among those that a holding says it paid for."""
+    ledger = a_ledger()
+    marks = {name: np.arange(len(split)) % 3 == 0 for name, split in SMALL[0].splits.items()}
+    marked = replace(SMALL[0], **{name: Split(split.triples, marks[name]) for name, split in SMALL[0].splits.items()})
+    many = {name: int(mask.sum()) for name, mask in marks.items()}
+    ways = {"confidential": sum(many.values()), "dpsgd": len(SMALL[0].train) + many["valid"] + many["test"]}
+    for n, (name, expected) in enumerate(ways.items()):
+        holding = Holding.begin(name, epsilon=100.0, delta=1e-5, home=tmp_path / name)
+        provider(ledger, n, wanted=private(name=name), graph=marked, holding=holding, validation="public").step()
+        assert len((tmp_path / name / name / "statements").read_bytes()) == 16 * expected
 
 
 def test_a_process_waits_for_others(tmp_path, monkeypatch):

@@ -315,6 +315,15 @@ class Graph:
             splits[split] = Split(pool.triples[index] + shift, mask, group)
         return assemble(names, splits, prefixes=self.prefixes, checked=True)[0]
 
+    def marked(self, splits: Iterable[SplitName]) -> Graph:
+        """Over the same names, and of some splits only the statements that are marked confidential."""
+        kept = {}
+        for name in splits:
+            split = self.splits[name]
+            marks = np.zeros(len(split), bool) if split.confidential is None else split.confidential
+            kept[name] = Split(split.triples[marks], marks[marks], None if split.group is None else split.group[marks])
+        return replace(self, **kept)  # type: ignore[arg-type]
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of names, triples, marks and groups: the same for every file that holds the same graph."""

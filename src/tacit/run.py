@@ -19,7 +19,6 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +31,7 @@ from tacit.errors import BadInput, Problem, TacitError, excerpt
 from tacit.evaluation.ranking import Metrics
 from tacit.examples import Examples
 from tacit.folders import PRIVATE, append_line, new_folder, read_json, seal, write_json
-from tacit.graph import Graph, Split, SplitName
+from tacit.graph import SPLITS, Graph, SplitName
 from tacit.kept import Kept, locked
 from tacit.models import Tables
 from tacit.models.model import Model
@@ -462,13 +461,7 @@ def positions(path: Path) -> list[Position]:
 
 def protected(graph: Graph, privatizer: Sound) -> Graph:
     """The statements that a privatizer protects, over the same names."""
-    if not isinstance(privatizer, Confidential):
-        return graph
-    kept = {}
-    for name, split in graph.splits.items():
-        marks = split.confidential if split.confidential is not None else np.zeros(len(split), bool)
-        kept[name] = Split(split.triples[marks], marks[marks], None if split.group is None else split.group[marks])
-    return replace(graph, **kept)  # type: ignore[arg-type]
+    return graph.marked(SPLITS) if isinstance(privatizer, Confidential) else graph
 
 
 def prior_of(tensors: Mapping[str, Any]) -> Prior | None:
@@ -558,10 +551,9 @@ def _limits(settings: Settings, budget: str | None) -> Sequence[Sequence[float]]
         return ()
     if not settings.privacy.sound:
         raise TacitError("a holding pays for private training: say how much, by --epsilon")
-    if getattr(settings.privacy, "noise", "system") == "seeded":
-        raise TacitError("a simulation costs nothing and protects nothing: leave out the budget, or privacy.noise")
-    from tacit.privacy.budget import Holding
+    from tacit.privacy.budget import Holding, check_payable
 
+    check_payable(settings.privacy)
     return Holding.load(budget).limits()
 
 

@@ -192,6 +192,8 @@ def _settings(given: dict[str, Any], rule: Model) -> Settings:
     settings = Settings.make(values)
     if not voted and not settings.privacy.sound and not given["without_privacy"]:
         raise TacitError("these settings guarantee nothing: set privacy.epsilon, or say --without-privacy.")
+    if settings.privacy.sound and given["without_privacy"]:
+        raise TacitError("these settings train privately: leave out --without-privacy, or what they say of privacy.")
     return settings
 
 
@@ -209,7 +211,9 @@ def _made(given: dict[str, Any], opened: Ledger, branch: Branch, who: Identity, 
         graph = trained_on(read("path"), given["path"], given["party"], given["pooled"])
         wanted = shares(given["split"])
         if wanted not in (None, "keep"):
-            graph = split_anew(graph, wanted, settings.seed, private=not given["without_privacy"])
+            graph = split_anew(
+                graph, wanted, settings.seed, private=settings.privacy.sound or given["trainer"] == "pate"
+            )
         known = {name: one_of(read(name), given[name]) for name in ("public", "candidates") if given[name] is not None}
     holding = None if given["budget"] is None else Holding.load(given["budget"])
     with show.busy("solving for the noise", given["as_json"]):

@@ -41,7 +41,7 @@ from tacit.ledger.record import LONGEST_REASON, Beacon, Claim, Record, Verdict
 from tacit.models import Scorer, Tables
 from tacit.models.tables import PARTS
 from tacit.peers.learner import Learner, Pairing, Trained
-from tacit.privacy.budget import Holding, Reservation
+from tacit.privacy.budget import Holding, Reservation, check_payable
 from tacit.privacy.events import Spent, joined, less
 from tacit.privacy.plan import NOT_COVERED, WITHOUT_BUDGET
 from tacit.privacy.privatizers import Sound
@@ -277,6 +277,8 @@ class Provider:
         shelf: Shelf | None = None,
         first: Tables | None = None,
     ):
+        if holding is not None:
+            check_payable(settings.privacy)
         self.ledger, self.who, self.graph, self.holding = ledger, who, graph, holding
         self.terms = terms or Terms()
         self.model = ledger.dag.branch(model).cid
@@ -308,7 +310,8 @@ class Provider:
         self.notes: dict[str, str] = {}
         """What the next update says beside its rows."""
         self.pending: Path | None = None
-        """Where an update is kept from before its weights are shown until its record stands; None: nowhere."""
+        """Where an update is kept from before its weights are shown until its record stands; None: in memory."""
+        self._unpublished: bytes | None = None
         self._first = first
         self._parents: tuple[CID, ...] = ()
         self._last: CID | None = None
@@ -316,8 +319,8 @@ class Provider:
 
     @property
     def protected(self) -> Graph:
-        """The graph that privacy is claimed for, and that a holding pays for."""
-        return self.graph
+        """The statements that privacy is claimed for, and that a holding pays for."""
+        return self.learner.protected
 
     @property
     def private(self) -> bool:
@@ -389,7 +392,12 @@ class Provider:
         return begun if isinstance(begun, Look) else self.end(begun)
 
     def begin(self) -> Begun | Look:
-        """Serve; set aside what the next update will cost, and take rows to train from. A look: there is no next."""
+        """Serve; set aside what the next update will cost, and take rows to train from.
+
+        A look: there is no next one, or one that was trained before and did not come to stand was published.
+        """
+        if (look := self.publish_pending()) is not None:
+            return look
         self.ledger.refresh()
         self.serve()
         if self.published >= self.terms.updates:
@@ -621,23 +629,34 @@ class Provider:
                  "relations": "\n".join(named.relations), **self.notes}  # fmt: skip
         data = pack_tensors({"entity": tables.entity, "relation": tables.relation}, words)
         claim = self.claim(holding)
-        if self.pending is not None:
-            told = None if claim is None else claim.content() | {"holding": claim.holding.hex()}
-            about = json.dumps({"parents": [str(cid) for cid in self._parents], "claim": told})
-            write_whole(self.pending, about.encode() + b"\n" + data)
-            sync_folder(self.pending.parent)
+        told = None if claim is None else claim.content() | {"holding": claim.holding.hex()}
+        about = json.dumps({"parents": [str(cid) for cid in self._parents], "claim": told})
+        self._keep(about.encode() + b"\n" + data)
         record = self.ledger.publish_rows(self.who, str(self.model), data, claim, self._parents)
-        if self.pending is not None:
-            self.pending.unlink()
+        self._keep(None)
         return record
 
+    def _keep(self, update: bytes | None) -> None:
+        """Until its record stands; None: it does."""
+        if self.pending is None:
+            self._unpublished = update
+        elif update is None:
+            self.pending.unlink()
+        else:
+            write_whole(self.pending, update)
+            sync_folder(self.pending.parent)
+
     def publish_pending(self) -> Look | None:
-        """Publish what an earlier process was killed with, as it is. Its weights may have been seen: to train the same
-        update again would be a release that nobody pays for.
+        """Publish what was trained and did not come to stand, as it is: an earlier process was killed with it, or a
+        broker went away. Its weights may have been seen: to train the same update again would be a release that nobody
+        pays for.
         """
-        if self.pending is None or not self.pending.is_file():
+        kept = self._unpublished
+        if self.pending is not None:
+            kept = self.pending.read_bytes() if self.pending.is_file() else None
+        if kept is None:
             return None
-        about, _, data = self.pending.read_bytes().partition(b"\n")
+        about, _, data = kept.partition(b"\n")
         try:
             told = json.loads(about)
             parents, claim = tuple(map(CID.parse, told["parents"])), told["claim"]
@@ -652,7 +671,7 @@ class Provider:
             record = self.ledger.publish_rows(self.who, str(self.model), data, claim, parents)
             look = Look(parents, update=record.cid)
         self._come_back()
-        self.pending.unlink()
+        self._keep(None)
         return look
 
     # -- the committee -------------------------------------------------------------------------------------------------

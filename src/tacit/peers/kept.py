@@ -41,7 +41,7 @@ from tacit.peers.ppat import PPAT
 from tacit.privacy.events import Segment, less
 from tacit.privacy.privatizers import Sound
 from tacit.privacy.schedule import unrestricted
-from tacit.run import CONFIG, SHAREABLE, Run, environment, no_claim, protected
+from tacit.run import CONFIG, SHAREABLE, Run, environment, no_claim
 from tacit.settings import Settings, checked_section
 from tacit.tensors import load_graph, load_tensors, save_graph, save_tensors
 
@@ -322,9 +322,9 @@ class PeerRun:
         had = [Segment.of(each) for quote in quotes for each in quote["segments"]]
         most = max(learner.spent(reserved=True).values(), key=lambda each: cost(holding.order, each))
         if more := less(most, had):
-            privacy = learner.settings.privacy
-            whose = protected(self.graph, privacy) if isinstance(privacy, Sound) else self.graph
-            made = holding.reserve(more, run=self.plan.settings.name, why="peers", party=self.name, graph=whose)
+            made = holding.reserve(
+                more, run=self.plan.settings.name, why="peers", party=self.name, graph=learner.protected
+            )
             quotes.append({"name": self.budget, "number": made.number, "head": made.head,
                            "segments": [segment.json() for segment in more]})  # fmt: skip
             write_json(where, "tacit.quotes/1", {"quotes": quotes})
@@ -371,13 +371,14 @@ def claim_of_rows(claim: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _check_budget(plan: Plan, budget: str) -> None:
-    from tacit.privacy.budget import Holding
+    from tacit.privacy.budget import Holding, check_payable
 
     if plan.pairing.mode != "sound":
         raise TacitError("a holding pays for what is guaranteed, and published mode guarantees nothing: leave out the "
                          "budget, or the mode")  # fmt: skip
-    if plan.pairing.noise == "seeded" or getattr(plan.settings.privacy, "noise", "system") == "seeded":
-        raise TacitError("a simulation costs nothing and protects nothing: leave out the budget, or the seeded noise")
+    if plan.pairing.noise == "seeded":
+        raise TacitError("a simulation costs nothing and protects nothing: leave out the budget, or pairing.noise")
+    check_payable(plan.settings.privacy)
     Holding.load(budget)
 
 

@@ -22,7 +22,7 @@ from tacit.draws import Purpose, Secret, Stream
 from tacit.errors import BadValue, TacitError
 from tacit.evaluation.classification import told_apart
 from tacit.evaluation.ranking import Questions, rank
-from tacit.graph import Graph, Split, Vocab
+from tacit.graph import Graph, Split, SplitName, Vocab
 from tacit.models import Scorer, Tables
 from tacit.models.model import Model
 from tacit.models.translational import Translation
@@ -562,6 +562,14 @@ class Learner:
         self.looks += 1
         noise = self._secret.normal(Purpose.NOISE_SIGNAL, self.number, self.looks, 1)
         return exact_sum(ranks) + self.look_sigma * float(noise[0])
+
+    @property
+    def protected(self) -> Graph:
+        """The statements that a guarantee is of: not those that are in the open by their marks."""
+        every = getattr(self.settings.privacy, "has_public", False)
+        train: tuple[SplitName, ...] = ("train",) if every or self.pairing.virtual == "public" else ()
+        others: tuple[SplitName, ...] = ("valid", "test") if every or self.validation == "public" else ()
+        return self.graph.marked(train + others)
 
     def _public_facts(self) -> Any:
         """What public validation leaves out of the ranks: training triples only where some of them are public."""

@@ -133,6 +133,19 @@ class _Witness:
     end: int
 
 
+def check_payable(privatizer: Any) -> None:
+    """Refuse what a holding cannot keep account of.
+
+    It counts what each triple costs. One triple more in a group moves a step that clips groups by up to twice the
+    clip, so what protects a group at some cost does not protect a triple at that cost.
+    """
+    if getattr(privatizer, "noise", "system") == "seeded":
+        raise TacitError("a simulation costs nothing and protects nothing: leave out the budget, or privacy.noise")
+    if getattr(privatizer, "unit", "triple") == "group":
+        raise TacitError("a holding counts what a triple costs, and these settings protect groups: leave out the "
+                         'budget, or set privacy.unit = "triple"')  # fmt: skip
+
+
 class Holding:
     """The budget of one owner's data; `begin` it, or `load` it. What it says is as of the last reading or writing.
 
