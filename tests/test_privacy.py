@@ -556,9 +556,9 @@ def test_a_simulation_and_a_plain_run_take_nothing_from_a_holding(tmp_path, home
     with pytest.raises(TacitError, match="simulation"):
         train(GRAPH, out=tmp_path / "two", settings=combine(BASE, {"privacy": {"epsilon": 1.0, "noise": "seeded"}}),
               budget="clinic")  # fmt: skip
+    groups = {"name": "dpsgd", "epsilon": 1.0, "unit": "group", "group": 2}
     with pytest.raises(TacitError, match="counts what a triple costs"):  # one more in a group may move it by two clips
-        train(GRAPH, out=tmp_path / "three", settings=combine(BASE, {"privacy": {"epsilon": 1.0, "unit": "group",
-                                                                                 "group": 2}}), budget="clinic")  # fmt: skip
+        train(GRAPH, out=tmp_path / "three", settings=combine(BASE, {"privacy": groups}), budget="clinic")
     with pytest.raises(TacitError, match="folder"):
         train(GRAPH, settings=BASE, epsilon=1.0, budget="clinic")
 
