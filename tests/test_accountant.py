@@ -189,7 +189,8 @@ def test_losses_of_samples_are_those_of_dp_accounting(sigma, rate, count):
     for many in (1, count):
         found, wanted = (np.array(each.self_compose(many).get_delta_for_epsilon(points)) for each in (fast, slow))
         assert found == pytest.approx(wanted, rel=1e-7, abs=1e-9)
-    found, wanted = (each.self_compose(count).get_epsilon_for_delta(1e-5) for each in (fast, slow))
+    with np.errstate(over="ignore"):  # an epsilon of thousands may be infinite
+        found, wanted = (each.self_compose(count).get_epsilon_for_delta(1e-5) for each in (fast, slow))
     assert found == pytest.approx(wanted, rel=1e-6)
 
 

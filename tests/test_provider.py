@@ -44,7 +44,7 @@ from tacit.ledger.gathering import Gathering, MemoryLedger
 from tacit.ledger.ledger import Ledger
 from tacit.ledger.process import LOOKS, provide
 from tacit.ledger.provider import DEFAULT, Look, Provider, Shelf, Terms, first_tables
-from tacit.ledger.record import LARGEST, Claim, Genesis, Model, Record, Update
+from tacit.ledger.record import LARGEST, Claim, Genesis, Model, Record, Revocation, Update
 from tacit.models import Tables
 from tacit.models.model import Model as Scored
 from tacit.models.translational import TransE
@@ -467,6 +467,20 @@ def test_who_looks_again_after_a_ledger_went_away_trains_nothing_twice(monkeypat
     assert len({CID.of(data) for data in shown}) == 2
     claimed = joined(segment for node in nodes for segment in node.update.privacy.releases)
     assert claimed == one.learner.spent_by(2)["train"]
+
+
+def test_a_key_that_may_not_write_trains_and_pays_for_nothing(tmp_path):
+    ledger, holding = a_ledger(), Holding.begin("north", epsilon=100.0, delta=1e-5, home=tmp_path)
+    strange = Identity.new("strange")
+    with pytest.raises(TacitError, match="can publish nothing here: it is not admitted"):
+        Provider(ledger, "drugs", strange, SMALL[0], private(), Terms(validation="none"), holding=holding)
+    one = provider(ledger, 1, wanted=private(), holding=holding)
+    ledger.publish(WHO[0], Revocation(ledger.genesis, WHO[1].public))
+    with pytest.raises(TacitError, match="was revoked before"):
+        one.step()
+    assert holding.charges == ()
+    assert one.learner.trained == 0
+    assert ledger.blobs._data == {}
 
 
 def test_a_holding_vouches_for_what_is_protected_alone(tmp_path):

@@ -173,7 +173,7 @@ def _check_replaceable(path: Path, manifest: str, force: bool) -> None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         ours = False
     if not ours or not force:
-        way_out = "Choose another --out, or write --force to replace it." if ours else "Choose another --out."
+        way_out = "Choose another place, or write --force to replace it." if ours else "Choose another place."
         raise TacitError(f"{path} exists already. {way_out}")
     if foreign := [item.name for item in path.iterdir() if item.name not in kind["contents"]]:
         raise TacitError(f"{path} holds {excerpt(foreign[0])}, which is none of ours, and is not replaced.")

@@ -433,12 +433,17 @@ def export(
       tacit export runs/first --format npy --out vectors
     """
     from tacit.federated import open_run
+    from tacit.privacy.plan import in_words
 
     run = open_run(path, party)
     with show.busy("writing", as_json):
         files = run.export(out_path, format=format, top=top, force=force)  # type: ignore[arg-type]
+    claim = run.claim
     if as_json:
-        print(json.dumps({"out": str(out_path), "files": files, "epsilon": None}))
+        print(json.dumps({"out": str(out_path), "files": files, "epsilon": claim["epsilon"]}))
         return
     show.say(f"Written to {out_path}: {', '.join(files)}.")
-    show.warn(["trained without privacy: whoever gets these can learn of the triples they were trained on"])
+    if claim["epsilon"] is None and "simulated_epsilon" not in claim:
+        show.warn(["trained without privacy: whoever gets these can learn of the triples they were trained on"])
+    else:
+        show.say(in_words(claim))

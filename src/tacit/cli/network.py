@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -104,7 +106,7 @@ def serve(
     if not (out / CONFIG).is_file():  # a place that is taken is refused before a broker is started beside it
         check_free(out, CONFIG)
     warn_plain(plain)
-    with ExitStack() as running, stops_kindly(f"tacit serve {plan_path} ..."):
+    with stops_kindly(f"tacit serve {plan_path} ..."), ExitStack() as running:
         broker: Broker | None = None
         if broker_address is None:
             address, port = split_listen(listen)
@@ -189,7 +191,7 @@ def join(
         graph = one_of(read_any(graph_path, data, columns, separator, header, skip_bad), graph_path)
     warn_plain(plain)
     roster.public(coordinator)
-    with ExitStack() as running, stops_kindly(f"tacit join {plan_path} ..."):
+    with stops_kindly(f"tacit join {plan_path} ..."), ExitStack() as running:
         on_event = running.enter_context(_events(plan, as_json))
         with show.busy("getting ready", as_json):
             try:
@@ -279,6 +281,10 @@ def give_up(error: TacitError) -> None:
     raise typer.Exit(TRY_AGAIN)
 
 
+WORKING = "tacit-peer"
+"""The thread in which a peer trains (`tacit.peers.network.Doing`)."""
+
+
 @contextmanager
 def stops_kindly(again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end it at once, with everything closed; what was saved is whole at any time."""
@@ -290,8 +296,12 @@ def stops_kindly(again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        Console(stderr=True).print(Text(f"Stopped. It goes on with the same command: {again}"))
-        raise typer.Exit(143 if error.args else 130) from None
+        Console(stderr=True).print(Text(f"Stopped. It goes on with the same command: {again}"), soft_wrap=True)
+        code = 143 if error.args else 130
+        if any(thread.name == WORKING for thread in threading.enumerate()):
+            sys.stdout.flush()
+            os._exit(code)  # the interpreter would wait for no thread that computes, and be ended by it
+        raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

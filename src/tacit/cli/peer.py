@@ -160,7 +160,7 @@ def start(
         elif sys.stderr.isatty():
             show.say_aside(_in_words(event))
 
-    with ExitStack() as running, stops_kindly(f"tacit peer start --resume {run.path} ..."):
+    with stops_kindly(f"tacit peer start --resume {run.path} ..."), ExitStack() as running:
         others = [name for name in run.plan.peers if name != identity.name]
         post = running.enter_context(
             Post(broker, identity, run.plan.meeting, peers=others, ca=ca, plain=plain, patience=10.0)

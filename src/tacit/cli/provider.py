@@ -13,6 +13,7 @@ from tacit.cli import show
 from tacit.cli.keys import open_key
 from tacit.cli.ledger import Anchor, Folder, Key, only
 from tacit.cli.models import trained_on
+from tacit.cli.network import stops_kindly
 from tacit.cli.options import (
     AsJson,
     Assignments,
@@ -160,8 +161,9 @@ def provider_start(
         def on_away(error: Away) -> None:
             show.warn_aside(f"{error} It is tried again.")
 
-        ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience, on_look=on_look,
-                        on_away=on_away)  # fmt: skip
+        with stops_kindly(f"tacit provider start {folder} ..."):
+            ended = provide(made, out, minutes=math.inf if minutes is None else minutes, patience=patience,
+                            on_look=on_look, on_away=on_away)  # fmt: skip
         if not as_json:
             _say(made, ended)
             return
@@ -190,9 +192,12 @@ def _settings(given: dict[str, Any], rule: Model) -> Settings:
     if voted and values.get("privacy"):
         raise TacitError("--trainer pate is private by its votes: leave out settings of privacy, and say --epsilon.")
     settings = Settings.make(values)
-    if not voted and not settings.privacy.sound and not given["without_privacy"]:
-        raise TacitError("these settings guarantee nothing: set privacy.epsilon, or say --without-privacy.")
-    if settings.privacy.sound and given["without_privacy"]:
+    claims = voted or (settings.privacy.sound and getattr(settings.privacy, "noise", "system") != "seeded")
+    if not claims and not given["without_privacy"]:
+        raise TacitError(
+            "these settings guarantee nothing: set privacy.epsilon, without seeded noise, or say --without-privacy."
+        )
+    if claims and given["without_privacy"]:
         raise TacitError("these settings train privately: leave out --without-privacy, or what they say of privacy.")
     return settings
 
@@ -228,7 +233,7 @@ def _made(given: dict[str, Any], opened: Ledger, branch: Branch, who: Identity, 
 
 def _say(made: Provider, ended: str) -> None:
     statement = made.statement()
-    show.say(f"{made.published} updates of {made.branch.model.name} are published. Ended: {ended}.")
+    show.say(f"Updates of {made.branch.model.name} under this key: {made.published}. Ended: {ended}.")
     if statement["epsilon"] is None:
         show.say(f"Not private: {'; '.join(statement['why'])}.")
     else:

@@ -132,13 +132,19 @@ class Dag:
 
     def _check_writer(self, record: Record, genesis: tuple[CID, Genesis]) -> None:
         """What is told by the key alone: whoever may not write gets no work done by those who read."""
-        by = record.by
         if isinstance(record.body, Genesis):
             raise Refused("is a second genesis: a ledger begins once")
-        if genesis[1].admission == "listed" and by not in self._admitted:
-            raise Refused(f"is by the key {fingerprint(by)}, which is not admitted")
-        if by in self.revoked:
-            raise Refused(f"is by the key {fingerprint(by)}, which was revoked before")
+        if (why := self.barred(record.by, genesis[1])) is not None:
+            raise Refused(f"is by the key {fingerprint(record.by)}, which {why}")
+
+    def barred(self, key: bytes, genesis: Genesis | None = None) -> str | None:
+        """Why nothing that this key signs is added; None: it may write."""
+        if genesis is None:
+            assert self.genesis is not None
+            genesis = self.genesis[1]
+        if genesis.admission == "listed" and key not in self._admitted:
+            return "is not admitted"
+        return "was revoked before" if key in self.revoked else None
 
     def _check_next(self, record: Record, genesis: tuple[CID, Genesis]) -> None:
         body, by = record.body, record.by

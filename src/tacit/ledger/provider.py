@@ -28,7 +28,7 @@ import torch
 
 from tacit.draws import Purpose, Stream
 from tacit.errors import BadInput, BadValue, Refused, TacitError
-from tacit.federation.keys import Identity
+from tacit.federation.keys import Identity, fingerprint
 from tacit.folders import sync_folder, write_whole
 from tacit.graph import Graph, Vocab
 from tacit.ledger.blobs import Rows, Withheld
@@ -315,6 +315,7 @@ class Provider:
         self._first = first
         self._parents: tuple[CID, ...] = ()
         self._last: CID | None = None
+        self._check_key()
         self._come_back()
 
     @property
@@ -342,6 +343,12 @@ class Provider:
         settings, device = self.learner.settings, self.shelf.device
         made = self._first or first_tables(settings.scorer, settings.dim, self.model, self.graph)
         return made.like(lambda tensor: tensor.to(device))
+
+    def _check_key(self) -> None:
+        """Before anything is trained, and paid for, that nobody would take."""
+        if (why := self.ledger.dag.barred(self.who.public)) is not None:
+            key = fingerprint(self.who.public)
+            raise TacitError(f"{self.ledger.folder}: the key {key} can publish nothing here: it {why}.")
 
     def _come_back(self) -> None:
         """Go on from what was published under this key before."""
@@ -402,6 +409,7 @@ class Provider:
         self.serve()
         if self.published >= self.terms.updates:
             return Look(ended=f"all {self.terms.updates} updates are published")
+        self._check_key()
         charge = None
         if self.holding is not None:
             name = self.branch.model.name

@@ -50,6 +50,10 @@ and a relation with so many has its own threshold."""
 PUBLIC_LIST = "the public graph and the candidates: they are taken to owe nothing to the triples"
 
 
+MOST_TEACHERS = 10_000
+"""Each has rows of its own for every public name."""
+
+
 @dataclass(frozen=True)
 class Pate:
     """How a provider's triples vote.
@@ -77,6 +81,8 @@ class Pate:
         for name, least in (("teachers", 2), ("votes", 1)):
             if getattr(self, name) < least:
                 raise BadValue(f"{name} is at least {least}, not {getattr(self, name)}")
+        if self.teachers > MOST_TEACHERS:
+            raise BadValue(f"teachers are at most {MOST_TEACHERS:,}, not {self.teachers:,}")
         if (self.epsilon is None) == (self.sigma is None):
             raise BadValue("say what all votes may cost (epsilon) or the noise of each (sigma), and not both")
         if not 0 < self.delta < 1 or not 0 < self.agree < 1:

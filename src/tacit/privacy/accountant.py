@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -89,7 +90,8 @@ def by_losses(segments: Sequence[Segment], delta: float, *, group: int = 1) -> f
             raise CannotAccount("the distribution of privacy losses of a curve is not known")
         made = _losses(segment, group)
         whole = made if whole is None else whole.compose(made)
-    return 0.0 if whole is None else float(whole.get_epsilon_for_delta(delta))
+    with np.errstate(over="ignore"):  # an epsilon of thousands may come out as infinite
+        return 0.0 if whole is None else float(whole.get_epsilon_for_delta(delta))
 
 
 def _losses(segment: Segment, group: int) -> Any:
@@ -191,6 +193,23 @@ def curve(segments: Sequence[Segment], *, orders: Sequence[float] = ORDERS, grou
     return total
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """dp-accounting warns of every order that it leaves out, which is infinite here. Before it does, where nobody else
+    has, it has everything that is logged written to standard error.
+    """
+    logger, root = logging.getLogger("absl"), logging.getLogger()
+    level, handlers = logger.level, list(root.handlers)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for handler in root.handlers[:]:
+            if handler not in handlers:
+                root.removeHandler(handler)
+
+
 @lru_cache(maxsize=4096)
 def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float, ...]:
     from dp_accounting import dp_event
@@ -201,15 +220,10 @@ def _one_curve(event: Any, orders: tuple[float, ...], group: int) -> tuple[float
     if group > 1:
         raise CannotAccount("Renyi divergences of groups of triples in a sample are not known")
     if isinstance(event, Sampled):
-        logger = logging.getLogger("absl")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of every order that it leaves out; such an order is infinite here
-        try:
+        with _silent():
             accountant = rdp_privacy_accountant.RdpAccountant(orders=list(orders))
             noisy = dp_event.GaussianDpEvent(event.sigma)
             accountant.compose(dp_event.PoissonSampledDpEvent(event.rate, noisy))
-        finally:
-            logger.setLevel(level)
         found = np.asarray(accountant._rdp, float)
         # Rounding never makes a step that gives budget back.
         return tuple(np.where(np.isnan(found), np.inf, np.maximum(found, 0.0)).tolist())
