@@ -25,6 +25,7 @@ from tacit.errors import BadInput, BadValue, TacitError
 from tacit.examples import Examples, Sampling
 from tacit.folders import PRIVATE
 from tacit.graph import Graph
+from tacit.kept import Kept
 from tacit.kernels import Plain, Reference
 from tacit.kernels.epochs import Epochs
 from tacit.losses import LOSSES
@@ -922,3 +923,29 @@ def test_one_party_of_a_partition_trains_the_same_alone():
     alone.epoch()
     ours = fit.cohort.tables.party(fit.layout, 2).tensors()
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in alone.cohort.tables.tensors().items())
+
+
+def test_a_journal_is_cut_before_whoever_goes_on_reads_it(tmp_path):
+    """Killed between a journal and its checkpoint: what the journal has beyond that is done again, and is not read."""
+    journal = tmp_path / "journal"
+    (tmp_path / PRIVATE).mkdir()
+
+    class Reader:
+        read = b""
+
+        def state(self):
+            return {"number": torch.zeros(1)}
+
+        def load(self, state):
+            self.read = journal.read_bytes()
+
+    kept = Kept(tmp_path, lambda schema: {"schema": schema}, {"journal": journal})
+    with kept.training(Reader()) as (files, checkpoint):
+        files["journal"].write(b"one\n")
+        checkpoint(1)
+        files["journal"].write(b"two\n")
+    again = Reader()
+    with kept.training(again) as (files, _):
+        files["journal"].write(b"three\n")
+    assert again.read == b"one\n"
+    assert journal.read_bytes() == b"one\nthree\n"

@@ -63,13 +63,11 @@ class Kept:
         `resumed` is called once the journals are as they were then, and before `what` goes on.
         """
         with locked(self.path) as lock_is_ours, log_to(self.path), contextlib.ExitStack() as open_files:
-            sizes = self._load(what)
+            self._load(what)
             files: dict[str, IO[bytes]] = {}
             for name, path in self.journals.items():
-                file = open_files.enter_context(open(path, "ab"))
-                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
-                file.seek(0, os.SEEK_END)
-                files[name] = file
+                files[name] = open_files.enter_context(open(path, "ab"))
+                files[name].seek(0, os.SEEK_END)
             resumed()
 
             def checkpoint(number: int) -> None:
@@ -90,8 +88,14 @@ class Kept:
         for old in sorted(folder.glob("epoch-*.safetensors"))[:-KEPT]:
             old.unlink()
 
-    def _load(self, what: Resumable) -> dict[str, int]:
-        """How long the journals were at the last checkpoint that is whole."""
+    def _cut(self, sizes: Mapping[str, int]) -> None:
+        """What journals have beyond a checkpoint is of work that is done again."""
+        for name, path in self.journals.items():
+            with open(path, "ab") as file:
+                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
+
+    def _load(self, what: Resumable) -> None:
+        """Go back to the last checkpoint that is whole: first the journals, which `what` may read when it does."""
         folder = self.path / PRIVATE / "checkpoints"
         folder.mkdir(mode=0o700, exist_ok=True)
         failure: BadInput | None = None
@@ -100,17 +104,17 @@ class Kept:
                 state, facts = load_tensors(path)
                 self.check_origin(path, facts, CHECKPOINT)
                 journals = json.loads(facts["journals"]) if "journals" in facts else {"metrics": facts["journal"]}
-                sizes = {str(name): int(size) for name, size in journals.items()}
+                self._cut({str(name): int(size) for name, size in journals.items()})
                 what.load(state)
             except (BadInput, LookupError, ValueError, AttributeError, TypeError, RuntimeError) as error:
                 LOG.warning("a checkpoint is damaged or belongs to another run, and is passed over")
                 failure = failure or (error if isinstance(error, BadInput) else BadInput(f"{path}: is damaged."))
                 continue
             LOG.info("resumed after %s", facts.get("at"))
-            return sizes
+            return
         if failure is not None:
             raise failure
-        return {}
+        self._cut({})
 
 
 @contextlib.contextmanager
