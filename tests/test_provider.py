@@ -443,7 +443,8 @@ def test_a_ledger_that_goes_away_is_awaited(tmp_path, monkeypatch, when):
     assert not (tmp_path / "run/private/update").exists()
 
 
-def test_who_looks_again_after_a_ledger_went_away_trains_nothing_twice(monkeypatch):
+@pytest.mark.parametrize("folder", [False, True])
+def test_who_looks_again_after_a_ledger_went_away_trains_nothing_twice(tmp_path, monkeypatch, folder):
     """Without a folder too: an update whose weights were shown is published when the ledger is back, as it was."""
     ledger, shown, away = a_ledger(), [], []
     put, publish = ledger.blobs.put, ledger.publish
@@ -460,10 +461,14 @@ def test_who_looks_again_after_a_ledger_went_away_trains_nothing_twice(monkeypat
     for _ in range(3):
         with pytest.raises(Away):
             one.step()
-    first, second, last = (one.step() for _ in range(3))
-    assert last.ended == "all 2 updates are published"
+    looks = []
+    if folder:  # that it is given now
+        provide(one, tmp_path / "run", patience=0, on_look=looks.append)
+    else:
+        looks = [one.step() for _ in range(3)]
+    assert looks[-1].ended == "all 2 updates are published"
     nodes = ledger.dag.branch("drugs").nodes
-    assert [first.update, second.update] == [node.cid for node in nodes]
+    assert [look.update for look in looks[:-1]] == [node.cid for node in nodes]
     assert len({CID.of(data) for data in shown}) == 2
     claimed = joined(segment for node in nodes for segment in node.update.privacy.releases)
     assert claimed == one.learner.spent_by(2)["train"]

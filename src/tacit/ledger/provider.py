@@ -310,7 +310,7 @@ class Provider:
         self.notes: dict[str, str] = {}
         """What the next update says beside its rows."""
         self.pending: Path | None = None
-        """Where an update is kept from before its weights are shown until its record stands; None: in memory."""
+        """Where an update is kept from before its weights are shown until its record stands; None: in memory alone."""
         self._unpublished: bytes | None = None
         self._first = first
         self._parents: tuple[CID, ...] = ()
@@ -646,10 +646,11 @@ class Provider:
 
     def _keep(self, update: bytes | None) -> None:
         """Until its record stands; None: it does."""
+        self._unpublished = update
         if self.pending is None:
-            self._unpublished = update
-        elif update is None:
-            self.pending.unlink()
+            return
+        if update is None:
+            self.pending.unlink(missing_ok=True)
         else:
             write_whole(self.pending, update)
             sync_folder(self.pending.parent)
@@ -660,8 +661,8 @@ class Provider:
         pays for.
         """
         kept = self._unpublished
-        if self.pending is not None:
-            kept = self.pending.read_bytes() if self.pending.is_file() else None
+        if self.pending is not None and self.pending.is_file():
+            kept = self.pending.read_bytes()
         if kept is None:
             return None
         about, _, data = kept.partition(b"\n")
