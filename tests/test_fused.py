@@ -334,9 +334,10 @@ def test_pure_noise_has_no_grid():
 def check_counting(count, rng, name):
     """Ranks with the kernel are the ranks without, ties and raw ranks included."""
     entities, relations, dim = int(rng.integers(1, 40)), int(rng.integers(1, 4)), int(rng.integers(1, 9))
-    scorer = (
-        SCORERS[name](gamma=[0.0, 10.0][int(rng.integers(2))]) if hasattr(SCORERS[name], "gamma") else SCORERS[name]()
-    )
+    options = {"gamma": [0.0, 10.0][int(rng.integers(2))]} if hasattr(SCORERS[name], "gamma") else {}
+    if name == "transe":
+        options["norm"] = int(rng.integers(1, 3))
+    scorer = SCORERS[name](**options)
     weights = [torch.tensor(rng.random(relations), dtype=torch.float32)] if scorer.statistics else None
     layout = Layout((entities,), (relations,))
     tables = Tables.begin(scorer, dim, layout, seed=int(rng.integers(2**32)), weights=weights)
@@ -346,6 +347,12 @@ def check_counting(count, rng, name):
         tables.relation.zero_()
     if rng.random() < 0.5:  # equal rows tie; so do rows that are all but equal, to the kernel
         tables.entity.copy_(tables.entity[few] * (1 + 1e-7 * torch.tensor(rng.integers(-1, 2, (entities, 1)))))
+    if rng.random() < 0.3:  # far from 0, where squares round more than distances do
+        tables.entity += torch.tensor(rng.normal(size=tables.entity.shape[1]) * 10.0 ** rng.integers(0, 5))
+    if rng.random() < 0.3:  # in two crowds that are far from each other, and each close together
+        tables.entity *= 10.0 ** -rng.integers(0, 4)
+        tables.entity += torch.tensor(rng.choice([-10.0, 10.0], (entities, 1)))
+        tables.relation *= 0.001
     model = Model(scorer, tables)
     facts = np.stack([rng.integers(0, high, 60) for high in (entities, relations, entities)], 1)
     asked = facts[: int(rng.integers(0, 20))]

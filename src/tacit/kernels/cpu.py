@@ -31,19 +31,25 @@ FASTER = {"reassoc", "contract", "nsz", "arcp"}
 """Sums in any order, so that they can be vectors. Not "nnan" or "ninf": what is not finite has to be seen."""
 
 
-def _compiler() -> Any:
-    """numba's decorator; what it compiles is kept on disk, unless there is no place for it."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": FASTER, "error_model": "numpy"}
+def _compilers() -> tuple[Any, Any]:
+    """numba's decorator, and the same without its counts of references; what they compile is kept on disk, unless
+    there is no place for it.
+    """
+    options: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": FASTER, "error_model": "numpy"}
     try:
-        njit(cache=True, **options)(lambda: None)
+        njit(**options)(lambda: None)
     except RuntimeError:
         LOG.warning("no folder to keep compiled kernels in can be written to: every process compiles them anew, which "
                     "takes some seconds. The environment variable NUMBA_CACHE_DIR can name one.")  # fmt: skip
-        return njit(**options)
-    return njit(cache=True, **options)
+        options["cache"] = False
+    return njit(**options), njit(_nrt=False, **options)
 
 
-jit = _compiler()
+jit, lean = _compilers()
+"""Whatever is called for each row, or for each candidate, is `lean`: every slice of an array is a reference, and to
+count one up and down, atomically, takes as long as a row of a hundred numbers. Such a function makes no array, which
+the compiler sees to, and gives none back.
+"""
 L1, L2, PRODUCT, ROTATION, COMPLEX = range(5)
 SELF_ADVERSARIAL, LOGISTIC, SOFTMAX, MARGIN = range(4)
 TINY = np.finfo(np.float32).tiny
@@ -113,7 +119,7 @@ class Found(NamedTuple):
 # a row with its queries. Rows are taken four at a time: that is what keeps the processor busy.
 
 
-@jit
+@lean
 def _compare(model: int, x: Array, table: Array, rows: Array, count: int, out: Array) -> None:
     """out[i] = the score of x with table[rows[i]], without gamma."""
     width = len(x)
@@ -169,7 +175,7 @@ def _over_root(square: Any) -> Any:
     return np.float32(1) / np.sqrt(square) if square > TINY else square * np.float32(0)
 
 
-@jit
+@lean
 def _pull(model: int, x: Array, table: Array, rows: Array, g: Array, count: int, into: Array) -> None:
     """Add the sum over i of g[i] x d score(x, table[rows[i]]) / d x; of L2 each g is already over the distance."""
     width = len(x)
@@ -206,7 +212,7 @@ def _pull(model: int, x: Array, table: Array, rows: Array, g: Array, count: int,
                 into[k] += (g0 * a[k] + g1 * b[k]) + (g2 * c[k] + g3 * d[k])
 
 
-@jit
+@lean
 def _compare_one(model: int, x: Array, y: Array) -> Any:
     """The score of x with y: as `_compare`, of one row."""
     half = len(x) // 2
@@ -228,7 +234,7 @@ def _compare_one(model: int, x: Array, y: Array) -> Any:
     return s
 
 
-@jit
+@lean
 def _pull_one(model: int, x: Array, y: Array, g: Any, into: Array) -> None:
     """Add g x d score(x, y) / d x: as `_pull`, of one row."""
     half = len(x) // 2
@@ -249,7 +255,7 @@ def _pull_one(model: int, x: Array, y: Array, g: Any, into: Array) -> None:
             into[k] += g * y[k]
 
 
-@jit
+@lean
 def _length2(model: int, x: Array, y: Array, g: Any, compared: Any) -> Any:
     """The square of the length of g x d score / d y; of L2 each g is already over the distance."""
     width = len(x)
@@ -316,7 +322,7 @@ def _sigmoid(x: Any) -> Any:
     return (np.float32(1) if x >= 0 else small) / (np.float32(1) + small)
 
 
-@jit
+@lean
 def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, Any]:
     """From scores of candidates to how strongly they pull, in place; gives the loss, and how the answer pulls."""
     total, share = np.float32(0), np.float32(0)
@@ -363,7 +369,7 @@ def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, A
 # -- first part: examples ----------------------------------------------------------------------------------------------
 
 
-@jit
+@lean
 def _ask(model: int, turn: Any, phase: Any, k: Array, r: Array, q: Array, cos: Array, sin: Array) -> None:
     """The query of a known row and a relation; `turn` is -1 for heads. Of complex factors also their two parts."""
     width = len(k)
@@ -384,7 +390,7 @@ def _ask(model: int, turn: Any, phase: Any, k: Array, r: Array, q: Array, cos: A
             q[d] = k[d] + turn * r[d]
 
 
-@jit
+@lean
 def _back(model: int, turn: Any, phase: Any, k: Array, r: Array, cos: Array, sin: Array, gq: Array, gk: Array,
           gr: Array) -> None:  # fmt: skip
     """Add the gradient of the query to that of its known row; set that of its relation."""
@@ -410,7 +416,7 @@ def _back(model: int, turn: Any, phase: Any, k: Array, r: Array, cos: Array, sin
             gr[d] = gq[d] * turn
 
 
-@jit
+@lean
 def _square(x: Array) -> Any:
     total = np.float32(0)
     for d in range(len(x)):
@@ -418,7 +424,7 @@ def _square(x: Array) -> Any:
     return total
 
 
-@jit
+@lean
 def _scale(x: Array, factor: Any) -> None:
     """In place; a factor of 0 means nothing at all, even of what is not finite."""
     for d in range(len(x)):
@@ -436,11 +442,22 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
               n: Numbers, asked: Asked, limits: Limits, found: Found) -> None:  # fmt: skip
     """Examples first to last: their losses and norms, and all that pulls at rows."""
     width, most = entity.shape[1], asked.ids.shape[1]
-    clipped, masked, has_prior = len(limits.clip) > 0, len(limits.row_mask) > 0, len(prior[0]) > 0
-    gq, cos, sin = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    vectors = np.empty((3, width), np.float32)
     rows, places = np.empty(most, np.int64), np.empty(most, np.int64)
     compared, g = np.empty(most, np.float32), np.empty(most, np.float32)
-    times = np.zeros(len(entity) if clipped and not asked.pooled else 0, np.int32)
+    times = np.zeros(len(entity) if len(limits.clip) > 0 and not asked.pooled else 0, np.int32)
+    _each(first, last, entity, relation, starts, prior, n, asked, limits, found, vectors, rows, places, compared, g,
+          times)  # fmt: skip
+
+
+@lean
+def _each(first: int, last: int, entity: Array, relation: Array, starts: Array, prior: tuple[Array, Array], n: Numbers,
+          asked: Asked, limits: Limits, found: Found, vectors: Array, rows: Array, places: Array, compared: Array,
+          g: Array, times: Array) -> None:  # fmt: skip
+    """The same, with room for what is between."""
+    width, most = entity.shape[1], asked.ids.shape[1]
+    clipped, masked, has_prior = len(limits.clip) > 0, len(limits.row_mask) > 0, len(prior[0]) > 0
+    gq, cos, sin = vectors[0], vectors[1], vectors[2]
     for b in range(first, last):
         gk, ga, gr, q, pull = found.known[b], found.answer[b], found.relation[b], found.query[b], found.pull[b]
         gk[:] = 0
@@ -546,8 +563,16 @@ def _examples(first: int, last: int, entity: Array, relation: Array, starts: Arr
 @jit
 def _collect(first: int, last: int, entity: Array, model: int, asked: Asked, found: Found, into: Array) -> None:
     """Entity rows first to last: each collects what pulls at it, in the order of the examples."""
-    batch, count = found.pull.shape
     ends = np.zeros(last - first + 1, np.int64)
+    _count(first, last, asked, found, ends)
+    whose, g, place = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.float32), ends[:-1].copy()
+    _gather(first, last, entity, model, asked, found, ends, whose, g, place, into)
+
+
+@lean
+def _count(first: int, last: int, asked: Asked, found: Found, ends: Array) -> None:
+    """How much pulls at each row, and at all rows before it."""
+    batch, count = found.pull.shape
     for b in range(batch):
         ids, pull = asked.ids[asked.party[b] if asked.pooled else b], found.pull[b]
         for j in range(count):
@@ -555,7 +580,13 @@ def _collect(first: int, last: int, entity: Array, model: int, asked: Asked, fou
                 ends[ids[j] - first + 1] += 1
     for row in range(1, len(ends)):
         ends[row] += ends[row - 1]
-    whose, g, place = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.float32), ends[:-1].copy()
+
+
+@lean
+def _gather(first: int, last: int, entity: Array, model: int, asked: Asked, found: Found, ends: Array, whose: Array,
+            g: Array, place: Array, into: Array) -> None:  # fmt: skip
+    """Put what pulls at a row together, and add it up."""
+    batch, count = found.pull.shape
     for b in range(batch):
         ids, pull = asked.ids[asked.party[b] if asked.pooled else b], found.pull[b]
         for j in range(count):
@@ -577,7 +608,7 @@ def _collect(first: int, last: int, entity: Array, model: int, asked: Asked, fou
                 _add(found.answer[b], into[a])
 
 
-@jit
+@lean
 def _collect_relations(first: int, last: int, asked: Asked, found: Found, into: Array) -> None:
     """Relation rows first to last, the same."""
     for b in range(len(asked.relation)):
@@ -585,7 +616,7 @@ def _collect_relations(first: int, last: int, asked: Asked, found: Found, into: 
             _add(found.relation[b], into[asked.relation[b]])
 
 
-@jit
+@lean
 def _add(values: Array, into: Array) -> None:
     for d in range(len(values)):
         into[d] += values[d]

@@ -23,6 +23,7 @@ from tacit.kernels.cpu import (
     _examples,
     _twice_artanh,
     jit,
+    lean,
     limits_of,
     shared_out,
     threads_for,
@@ -96,7 +97,7 @@ class Move(NamedTuple):
 # -- draws -------------------------------------------------------------------------------------------------------------
 
 
-@jit
+@lean
 def _is_known(known: Array, key: int) -> bool:
     mask = len(known) - 1
     place = ((key * HASH) >> 32) & 0xFFFFFFFF & mask
@@ -105,7 +106,7 @@ def _is_known(known: Array, key: int) -> bool:
     return bool(known[place] == key)
 
 
-@jit
+@lean
 def _draw(n: int, first: int, last: int, w: World, asked: Asked) -> None:
     """Which triples are at places first to last of step n, from which side they are asked, and their negatives."""
     count = asked.ids.shape[1]
@@ -307,7 +308,7 @@ def _active(n: int, party: int, w: World) -> bool:
     return bool(w.wanted[party] != 0 and left > 0 and w.taken[party] + n < w.most[party])
 
 
-@jit
+@lean
 def _move(n: int, first: int, last: int, m: Move, w: World) -> None:
     """Dense Adam on rows first to last, of those parties that take step n; empties their gradients."""
     for row in range(first, last):
