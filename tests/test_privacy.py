@@ -52,7 +52,7 @@ AUDITED = {
     "adafest": AdaFEST(sigma=1.0, select_share=0.5, threshold=0.0),
     "confidential": Confidential(sigma=1.0),
     "marginals": Marginals(sigma=1.0),
-    "repaired-flames": RepairedFLames(sigma=1.0, row_clip=0.03, delta_t=1e-6),
+    "repaired-flames": RepairedFLames(sigma=0.5, row_clip=0.03, delta_t=1e-6),  # at 1 too little is released to be seen
 }
 
 
