@@ -31,6 +31,7 @@ from tacit.losses import Logistic, Margin, SelfAdversarial, Softmax
 from tacit.models import SCORERS, Layout, Prior, Tables
 from tacit.models.bilinear import ComplEx, DistMult
 from tacit.models.model import Model
+from tacit.models.tables import PARTS
 from tacit.models.translational import RotatE, TransE
 from tacit.negatives import SIDES
 from tacit.optimizers import SGD, Adagrad, Adam
@@ -374,6 +375,12 @@ def test_ranks_by_the_numba_kernel_are_those_by_blocks(name, seed):
     check_counting(counting.count, np.random.default_rng(seed), name)
 
 
+@given(seed=seeds)
+def test_moves_by_the_numba_kernel_are_those_of_the_optimizers(seed):
+    moves = pytest.importorskip("tacit.kernels.cpu_moves", exc_type=ImportError)
+    check_moves(moves.move, np.random.default_rng(seed))
+
+
 # -- compiled by torch -------------------------------------------------------------------------------------------------
 
 
@@ -459,10 +466,8 @@ def check_draws(rng):
         assert torch.allclose(into, expected, rtol=1e-5, atol=1e-5)
 
 
-def check_moves(rng):
+def check_moves(move, rng):
     """The end of a step by one kernel, against the optimizers as they are written."""
-    from tacit.kernels import gpu_moves
-
     layout = Layout((5, 300), (2, 3))
     for optimizer in (SGD(momentum=0.5), Adagrad(0.1), Adam(0.01)):
         for name in ("transe", "transm"):
@@ -474,11 +479,12 @@ def check_moves(rng):
             ours, theirs = (
                 Cohort(scorer, Tables(*(tensor.clone() for tensor in drawn)), layout, optimizer) for _ in range(2)
             )
-            ours.fused = gpu_moves
+            ours.movers, theirs.movers = (dict.fromkeys(PARTS, each) for each in (move, None))
             for _ in range(3):
                 for part in ("entity", "relation"):
                     mine, other = (getattr(each.gradients.tables, part) for each in (ours, theirs))
                     other.copy_(torch.from_numpy(rng.normal(size=other.shape)))
+                    other[torch.from_numpy(rng.random(len(other)) < 0.3)] = 0
                     mine.copy_(other)
                 divisor, active = torch.tensor([3.0, 7.0]), torch.from_numpy(rng.random(2) < 0.7)
                 for each in (ours, theirs):
@@ -491,11 +497,11 @@ def check_moves(rng):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the interpreter divides by zero where a GPU's kernel does, and masks it as well
     generator = np.random.default_rng(int(sys.argv[1]))
-    from tacit.kernels import gpu_counting, gpu_epochs
+    from tacit.kernels import gpu_counting, gpu_epochs, gpu_moves
 
     gpu_epochs.CHAIN = 3  # fewer than an epoch has: a chain whose steps are all past the end costs as much here
     check_draws(generator)
-    check_moves(generator)
+    check_moves(gpu_moves.move, generator)
     whole, shift = sys.argv[2] == "all", int(generator.integers(len(COVERED)))
     for place, each_loss in enumerate(LOSSES):  # some: every loss, each with a scorer that the seed chooses
         for each_scorer in COVERED if whole else [list(COVERED)[(place + shift) % len(COVERED)]]:

@@ -7,7 +7,6 @@ not its optimizer's memory, not its count of steps. A real party is a cohort of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from tacit.draws import Purpose, Secret
 from tacit.errors import TacitError
 from tacit.kernels.contract import Gradients
+from tacit.kernels.moves import Mover, corrections, mover_for
 from tacit.models import Layout, Part, Scorer, Tables
 from tacit.models.tables import PARTS
 from tacit.optimizers import Optimizer
@@ -92,7 +92,7 @@ class Cohort:
         )
         self.pace = torch.ones(len(layout), dtype=tables.entity.dtype, device=device)
         self.owner = {part: layout.owner(part, device) for part in PARTS}
-        self.fused = self._fused()
+        self.movers = {part: self._mover(part) for part in PARTS}
 
     def finish(
         self, divisor: Tensor, active: Tensor, *, noise: SecretNoise | None = None, relation_scale: float = 1.0
@@ -121,17 +121,16 @@ class Cohort:
         gradients = self.gradients
         self.steps += active
         self.moments += active
-        if self.fused is not None:
-            corrected = self.fused.corrections(self.optimizer, self.moments, self.pace)
-            for part in PARTS:
-                self.fused.move(
-                    self.optimizer, getattr(self.tables, part), getattr(gradients.tables, part),
-                    [getattr(memory, part) for memory in self.memory], self.owner[part],
-                    divisor.float(), active, corrected, self.scorer.frozen if part == "relation" else 0,
-                )  # fmt: skip
-        else:
-            for part in PARTS:
+        corrected = corrections(self.optimizer, self.moments, self.pace)
+        for part in PARTS:
+            gradient, mover = getattr(gradients.tables, part), self.movers[part]
+            if mover is None:
                 self._move(part, divisor, None if whole else active)
+                continue
+            mover(
+                self.optimizer, getattr(self.tables, part), gradient, [getattr(memory, part) for memory in self.memory],
+                self.owner[part], divisor.float(), active, corrected, self.scorer.frozen if part == "relation" else 0,
+            )  # fmt: skip
         for which, table in enumerate(self.tables.shared):
             shape = (-1, *[1] * (table.dim() - 1))
             update = self.optimizer.moved(
@@ -142,21 +141,15 @@ class Cohort:
                 self.pace.reshape(shape),
             )
             _keep(table, [m.shared[which] for m in self.memory], update, None if whole else active.reshape(shape))
-        if self.optimizer.touched_only:
-            self._forget()
-        else:
-            gradients.empty(shared_only=self.fused is not None)
+        self._empty()
 
-    def _fused(self) -> Any:
-        """The kernels that move whole tables on a GPU, if they know this optimizer and no row is constrained."""
-        table = self.tables.entity
-        if table.device.type != "cuda" or find_spec("triton") is None:
+    def _mover(self, part: Part) -> Mover | None:
+        """The kernel that moves a whole table, if there is one and no row is constrained."""
+        table = getattr(self.tables, part)
+        row = table[:1]
+        if self.scorer.constrain(part, row) is not row:
             return None
-        from tacit.kernels import gpu_moves
-
-        some = {part: getattr(self.tables, part)[:1] for part in PARTS}
-        plain = all(self.scorer.constrain(part, rows) is rows for part, rows in some.items())
-        return gpu_moves if plain and gpu_moves.covers(self.optimizer, table) else None
+        return mover_for(table.device.type, self.optimizer, table.dtype)
 
     def _move(self, part: Part, divisor: Tensor, active: Tensor | None) -> None:
         table, gradient = getattr(self.tables, part), getattr(self.gradients.tables, part)
@@ -188,14 +181,16 @@ class Cohort:
         rows = torch.cat([rows.reshape(-1) for rows in lists]).unique()
         return rows[rows >= 0]  # what is absent is no row
 
-    def _forget(self) -> None:
-        """Empty the buffers where they were written to, and nowhere else."""
+    def _empty(self) -> None:
+        """Empty the buffers. What a kernel moved is empty already; where only some rows are moved, others are."""
         for part in PARTS:
-            getattr(self.gradients.tables, part)[self._touched(part)] = 0.0
+            if self.optimizer.touched_only:
+                getattr(self.gradients.tables, part)[self._touched(part)] = 0.0
+            elif self.movers[part] is None:
+                getattr(self.gradients.tables, part).zero_()
         for tensor in self.gradients.tables.shared:
             tensor.zero_()
-        self.gradients.entity_rows.clear()
-        self.gradients.relation_rows.clear()
+        self.gradients.forget()
 
     def between_rounds(self, optimizer_state: Literal["keep", "reset"]) -> None:
         """What becomes of the optimizer's memory between rounds of a federation."""

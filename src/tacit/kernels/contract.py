@@ -177,10 +177,14 @@ class Gradients:
     def tensors(self) -> Iterator[Tensor]:
         yield from self.tables.tensors().values()
 
-    def empty(self, *, shared_only: bool = False) -> None:
-        """Zeros everywhere; `shared_only`: rows are empty already."""
-        for tensor in self.tables.shared if shared_only else self.tensors():
+    def empty(self) -> None:
+        """Zeros everywhere."""
+        for tensor in self.tensors():
             tensor.zero_()
+        self.forget()
+
+    def forget(self) -> None:
+        """Buffers are empty: no row was written to."""
         self.entity_rows.clear()
         self.relation_rows.clear()
 

@@ -1,22 +1,17 @@
-"""The end of a step on a GPU in one launch for each table: the mean, a dense optimizer, an empty gradient.
-
-Operation by operation torch reads and writes a table some forty times for Adam; here it is seven.
-"""
+"""The end of a step on a GPU: a launch for each table."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from tacit.optimizers import SGD, Adagrad, Adam, Optimizer
+from tacit.kernels.moves import KINDS, betas
+from tacit.optimizers import Optimizer
 
 Tensor = Any
 BLOCK = 1024
-KINDS: dict[type[Optimizer], int] = {SGD: 0, Adagrad: 1, Adam: 2}
-"""Optimizers that are covered, by what the kernel calls them."""
 
 
 @triton.jit
@@ -53,21 +48,6 @@ def _move(
     tl.store(gradient + at, tl.zeros([BLOCK], tl.float32), mask=there)
 
 
-def covers(optimizer: Optimizer, table: Tensor) -> bool:
-    """Whether `move` knows it."""
-    return type(optimizer) in KINDS and table.dtype == torch.float32
-
-
-def corrections(optimizer: Optimizer, moments: Tensor, pace: Tensor) -> tuple[Tensor, Tensor]:
-    """(parties,): the learning rate, and what Adam divides the root of the second moment by."""
-    if not isinstance(optimizer, Adam):
-        rate = optimizer.learning_rate * pace.float()
-        return rate, rate
-    step = moments.clamp(min=1).double()
-    rate = optimizer.learning_rate * pace / (1 - optimizer.beta1**step)
-    return rate.float(), (1 - optimizer.beta2**step).sqrt().float()
-
-
 def move(
     optimizer: Optimizer,
     table: Tensor,
@@ -79,12 +59,10 @@ def move(
     corrected: tuple[Tensor, Tensor],
     frozen: int,
 ) -> None:
-    """Move the rows of active parties, and empty the gradient of all. `frozen`: so many last numbers of a row stay."""
-    betas = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (
-        getattr(optimizer, "momentum", 0.0), 0.0)  # fmt: skip
+    """See `tacit.kernels.moves.Mover`."""
     if count := table.numel():
         _move[(triton.cdiv(count, BLOCK),)](
-            table, gradient, memory[0], memory[-1], owner, divisor, active, *corrected, count, *betas,
+            table, gradient, memory[0], memory[-1], owner, divisor, active, *corrected, count, *betas(optimizer),
             getattr(optimizer, "eps", 0.0), WIDTH=table.shape[1], FROZEN=frozen, KIND=KINDS[type(optimizer)],
             BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
