@@ -235,6 +235,18 @@ def test_a_question_is_ranked_as_if_it_were_the_only_one(norm, dim, seed):
         assert listed(together)[:1] == first
 
 
+@pytest.mark.parametrize("name", ["transh", "transr", "transd"])
+@few
+@given(dim=st.integers(1, 24), seed=seeds, norm=st.sampled_from([1, 2]), far=st.integers(0, 3))
+def test_where_a_relation_places_rows_far_from_nothing_rounding_decides_no_rank(name, dim, seed, norm, far):
+    """Heads and tails are placed apart there; the score is of their difference, of which much less is rounded."""
+    asked, known = world(seed, entities=100, asked=5)
+    rng, model = np.random.default_rng(seed), make_model(name, 100, 3, dim, seed, whole=False, norm=norm)
+    away = torch.from_numpy(rng.normal(size=(1, model.tables.entity.shape[1])))
+    model.tables.entity.mul_(0.01).add_(10.0**far * away)
+    assert listed(rank(model, asked, known)) == slow_ranks(model, asked, known)
+
+
 @every_scorer
 def test_small_worlds(name):
     model = make_model(name, 1, 1, 2, 0, prior=True)

@@ -359,7 +359,8 @@ class _Counting:
         return left
 
     def everyone(self, index: Tensor) -> None:
-        """Count all candidates of these queries by blocks of scores."""
+        """Count all candidates of these queries by blocks of scores, those of one relation together."""
+        index = index[self.queries.relation[index].argsort(stable=True)]
         each = self.queries.bytes_per_pair() + 32  # the scores, and what comparing them takes
         several = max(1, min(QUERIES, len(index), int(self.budget / (each * SMALLEST))))
         width = max(SMALLEST, int(self.budget / (each * several)))

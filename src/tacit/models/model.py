@@ -16,6 +16,7 @@ from tacit.graph import Graph
 from tacit.models.bilinear import DistMult
 from tacit.models.scorer import DistanceScorer, Scorer, compare, compare_all
 from tacit.models.tables import Prior, Tables, popularity
+from tacit.models.translational import Projection
 
 Tensor = Any
 UNDERFLOW = 1e-18
@@ -163,6 +164,8 @@ class Queries:
                 slack = 4 * width * eps * reach * self.longest
             else:  # of a distance only the order of the sum differs; the score's own rounding comes on top
                 slack = 4 * width * eps * (compared.amax(-1, keepdim=True) + score.abs().amax(-1, keepdim=True))
+        elif isinstance(self.scorer, Projection):
+            score, slack = self._by_relation(self.scorer, index, rows)
         else:
             known = self.entity[self.known[index]]
             if self.asks_head and not self.turned:
@@ -180,10 +183,29 @@ class Queries:
             slack = torch.where(slack == 0, 0.0, slack + more)  # a prior alone is added as `pairs` adds it
         return score, slack
 
+    def _by_relation(self, scorer: Projection, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`block`, relation by relation: its space has the candidates once, and not once for each query."""
+        score, slack = rows.new_empty(len(index), len(rows)), rows.new_empty(len(index), 1)
+        turn = -1 if self.asks_head and not self.turned else 1
+        each = (4 * rows.shape[-1] + 8) * torch.finfo(rows.dtype).eps
+        wide = rows.shape[-1] ** 0.5 if scorer.norm == 1 else 1.0
+        relations, which = self.relation[index].unique(return_inverse=True)
+        for number, relation in enumerate(self.model.tables.relation[relations]):
+            mine = (which == number).nonzero()[:, 0]
+            known = self.entity[self.known[index[mine]]]
+            query = scorer.moved(known, relation, turn)
+            compared = compare_all(("l1", "l2")[scorer.norm - 1], query, scorer.placed(rows, relation))
+            score[mine] = scorer.scaled(compared, relation)
+            length = torch.linalg.vector_norm(known, dim=-1) + self.longest
+            terms = scorer.reach(length, relation) + torch.linalg.vector_norm(relation[: query.shape[-1]])
+            most = compared.amax(-1) + score[mine].abs().amax(-1)
+            slack[mine] = each * (most + wide * terms)[:, None]
+        return score, slack
+
     def bytes_per_pair(self) -> int:
         """About how much memory `block` takes for each pair."""
         size = int(self.entity.element_size())
-        if self.scorer.geometry in ("product", "l1", "l2"):
+        if self.scorer.geometry in ("product", "l1", "l2") or isinstance(self.scorer, Projection):
             return 8 * size
         relation = self.model.tables.relation.shape[1] if self.query is None else 0
         return int(4 * size * (self.entity.shape[1] + relation))

@@ -77,14 +77,32 @@ class TransM(TransE):
 
 
 @dataclass(frozen=True)
-class TransH(Translation):
+class Projection(Translation):
+    """gamma - ||P(h) + r - P(t)||: entities meet in a space of the relation's, where ranks need them only once."""
+
+    norm: Literal[1, 2] = 2
+
+    def placed(self, rows: Tensor, relation: Tensor) -> Tensor:
+        """P of entity rows, (n, width), by a relation's row, (width,)."""
+        raise NotImplementedError
+
+    def moved(self, rows: Tensor, relation: Tensor, turn: int) -> Tensor:
+        """What tails (turn = 1) or heads (-1) are compared with in that space, of known entities' rows."""
+        placed = self.placed(rows, relation)
+        return placed + turn * relation[: placed.shape[-1]]
+
+    def reach(self, length: Tensor, relation: Tensor) -> Tensor:
+        """At least as much as the terms are long that P adds up of a row of this length: they bound its rounding."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TransH(Projection):
     """gamma - ||(h - w'h w) + d - (t - w't w)||: entities meet on the relation's hyperplane with unit normal w.
 
     Wang, Zhang, Feng and Chen: "Knowledge graph embedding by translating on hyperplanes", AAAI 2014. A relation's row
     is d, then w; w is brought back to length 1 after every step.
     """
-
-    norm: Literal[1, 2] = 2
 
     def widths(self, dim: int) -> tuple[int, int]:
         return dim, 2 * dim
@@ -100,16 +118,21 @@ class TransH(Translation):
         apart = head - tail
         return self.gamma - self.distance(apart - (apart * normal).sum(-1, keepdim=True) * normal + move)
 
+    def placed(self, rows: Tensor, relation: Tensor) -> Tensor:
+        normal = relation.chunk(2)[1]
+        return rows - (rows @ normal)[:, None] * normal
+
+    def reach(self, length: Tensor, relation: Tensor) -> Tensor:
+        return length * (1 + relation.chunk(2)[1].square().sum())
+
 
 @dataclass(frozen=True)
-class TransR(Translation):
+class TransR(Projection):
     """gamma - ||M h + r - M t||: a relation has a space of its own, and a matrix M that leads there.
 
     Lin, Liu, Sun, Liu and Zhu: "Learning entity and relation embeddings for knowledge graph completion", AAAI 2015.
     A relation's row is r, then M by rows; M begins as the identity.
     """
-
-    norm: Literal[1, 2] = 2
 
     def widths(self, dim: int) -> tuple[int, int]:
         return dim, dim + dim * dim
@@ -130,16 +153,21 @@ class TransR(Translation):
             moved = (matrix @ apart[..., None])[..., 0]
         return self.gamma - self.distance(moved + relation[..., :dim])
 
+    def placed(self, rows: Tensor, relation: Tensor) -> Tensor:
+        dim = rows.shape[-1]
+        return rows @ relation[dim:].unflatten(0, (dim, dim)).T
+
+    def reach(self, length: Tensor, relation: Tensor) -> Tensor:
+        return length * torch.linalg.vector_norm(relation)
+
 
 @dataclass(frozen=True)
-class TransD(Translation):
+class TransD(Projection):
     """gamma - ||h' + r - t'|| with e' = e + (p_e . e) p_r: a projection made of the entity's and the relation's p.
 
     Ji, He, Xu, Liu and Zhao: "Knowledge graph embedding via dynamic mapping matrix", ACL 2015. Rows are the vector,
     then its p.
     """
-
-    norm: Literal[1, 2] = 2
 
     def widths(self, dim: int) -> tuple[int, int]:
         return 2 * dim, 2 * dim
@@ -148,6 +176,13 @@ class TransD(Translation):
         (h, h_p), (r, r_p), (t, t_p) = (rows.chunk(2, -1) for rows in (head, relation, tail))
         along = (h_p * h).sum(-1, keepdim=True) - (t_p * t).sum(-1, keepdim=True)
         return self.gamma - self.distance(h - t + along * r_p + r)
+
+    def placed(self, rows: Tensor, relation: Tensor) -> Tensor:
+        row, p = rows.chunk(2, -1)
+        return row + (row * p).sum(-1, keepdim=True) * relation.chunk(2)[1]
+
+    def reach(self, length: Tensor, relation: Tensor) -> Tensor:
+        return length + length.square() * torch.linalg.vector_norm(relation.chunk(2)[1])
 
 
 @dataclass(frozen=True)
