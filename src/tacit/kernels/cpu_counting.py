@@ -119,21 +119,22 @@ def count(geometry: str, query: Tensor, entity: Tensor, target: Tensor, value: T
     found = [tensor.numpy() for tensor in counts]
     rows = MODELS[geometry], query.contiguous().numpy(), entity.contiguous().numpy()
     if geometry in ("product", "l2"):
-        blocks, left, middle, around, center = entity.split(BLOCK[1]), query, value, slack, None
+        blocks, center = entity.split(BLOCK[1]), None
         if geometry == "l2":
             # First everything is moved so that the rows' mean is 0, which changes no distance: less of it is rounded.
             center = entity.mean(0)
-            left = query - center
-            longest = torch.stack([_squares(rows - center).max() for rows in blocks]).max()
-            middle, around = _as_products(left, longest, value, slack)
-        arrays = (own[0], middle.contiguous().numpy(), around.contiguous().numpy(), *found)
+            query = query - center
+            longest = torch.stack([_squares(block - center).max() for block in blocks]).max()
+            value, slack = _as_products(query, longest, value, slack)
+        arrays = (own[0], value.contiguous().numpy(), slack.contiguous().numpy(), *found)
         several = max(1, min(BLOCK[0], int(memory / (4 * BLOCK[1]))))
-        for number, right in enumerate(blocks):
-            moved = right if center is None else right - center
-            half = (_squares(moved) / 2).float()
+        for number, block in enumerate(blocks):
+            if center is not None:
+                block = block - center
+                half = (_squares(block) / 2).float()
             for first in range(0, len(query), several):
                 piece = slice(first, first + several)
-                scores = left[piece] @ moved.T
+                scores = query[piece] @ block.T
                 if center is not None:
                     scores -= half
                 shared_out(len(scores), scores.numel(), _products, number * BLOCK[1], scores.numpy(),
