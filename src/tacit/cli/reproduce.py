@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,18 +155,25 @@ def _gains(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
     """What peers reached and gained: means over seeds, and how far these are apart."""
     from tacit.peers.cells import summary
 
-    def told(value: tuple[float, float | None], form: str = ".3f") -> str:
+    def told(value: tuple[float, float | None]) -> str:
         mean, spread = value
-        return f"{mean:{form}}" + (f" ± {spread:.3f}" if spread is not None else "")
+        return f"{mean:+.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
 
-    lines = []
-    for each in summary(rows):
-        found, gain = each["metrics"], each["gain"]
-        over = "" if gain is None else f"{told(gain['accuracy'], '+.3f')}, {told(gain['mrr'], '+.3f')}"
-        place = f"{each['dataset']}, {each['parts']} peers, {each['scorer']}: {each['setting']}"
-        lines.append((place, *(told(found[name]) for name in ("accuracy", "mrr", "hits10", "typed_hits10")), over))
-    title = "Test split, means over peers and seeds; filtered, ties count half. Gain: over training alone for as long"
-    show.table("", "accuracy", "MRR", "Hits@10", "Hits@10, typed", "gain: accuracy, MRR", rows=lines, title=title)
+    def place(each: dict[str, Any]) -> tuple[str, int, str]:
+        return each["dataset"], each["parts"], each["scorer"]
+
+    show.say(
+        "Test split, means over peers and seeds; filtered, ties count half. Gain: over training alone for as long."
+    )
+    for (dataset, parts, scorer), some in groupby(sorted(summary(rows), key=place), place):
+        lines = []
+        for each in some:
+            found, gain = each["metrics"], each["gain"]
+            gained = ("", "") if gain is None else (told(gain[name]) for name in ("accuracy", "mrr"))
+            figures = (f"{found[name][0]:.3f}" for name in ("accuracy", "mrr", "hits10", "typed_hits10"))
+            lines.append((each["setting"], *figures, *gained))
+        show.table("", "accuracy", "MRR", "Hits@10", "Hits@10, typed", "gain, accuracy", "gain, MRR", rows=lines,
+                   title=f"{dataset}, {parts} peers, {scorer}")  # fmt: skip
 
 
 def _costs(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
