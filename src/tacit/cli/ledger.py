@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -337,7 +337,7 @@ def ledger_follow(
             shown, faults = shown + 1, faults + isinstance(news.found, Fault)
             _tell(opened, news, as_json)
 
-        try:
+        with suppress(KeyboardInterrupt):  # which is how one ends it
             while True:
                 for news in waiting:
                     if shown == until:
@@ -358,8 +358,6 @@ def ledger_follow(
                     if not away:
                         show.warn_aside(f"{error} It is tried again.")
                     away = True
-        except KeyboardInterrupt:
-            pass
     if faults:
         raise typer.Exit(2)
 
