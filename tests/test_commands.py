@@ -248,9 +248,15 @@ def test_export_writes_rows_with_their_names(run_folder, tmp_path):
 
 def test_predictions_and_links_equal_a_slow_search():
     graph = Graph.from_triples([(f"e{i}", f"r{i % 2}", f"e{i * 3 % 7}") for i in range(14)], test=[("e1", "r0", "e2")])
-    for flip in (False, True):
+    for scorer, flip in (
+        ("complex", False),
+        ("complex", True),
+        ("transh", False),
+        ("transr", False),
+        ("transd", False),
+    ):
         extra = {"training": {"reciprocal": flip}, "negatives": {"sides": "both"}}
-        run = train(graph, scorer="complex", dim=4, epochs=3, settings=extra)
+        run = train(graph, scorer=scorer, dim=4, epochs=3, settings=extra)
         model = run.model
         facts = {triple for split in ("train", "valid", "test") for triple in graph.named(split)}
 

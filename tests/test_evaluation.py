@@ -531,7 +531,8 @@ def peak():
 
 name, entities, budget = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 torch.manual_seed(0)
-tables = Tables(torch.empty(entities, 64).uniform_(-1, 1), torch.empty(10, 64).uniform_(-1, 1))
+widths = SCORERS[name]().widths(64)
+tables = Tables(*(torch.empty(rows, width).uniform_(-1, 1) for rows, width in zip((entities, 10), widths)))
 rng = np.random.default_rng(0)
 triples = np.stack([rng.integers(0, high, 100) for high in (entities, 10, entities)], 1)
 few = Tables(tables.entity[:100].clone(), tables.relation)
@@ -556,7 +557,7 @@ def memory_stays_in_the_budget(name, entities, budget):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transe", "distmult"])
+@pytest.mark.parametrize("name", ["transe", "distmult", "transh"])
 @pytest.mark.parametrize("budget", [8, 64])
 def test_memory_stays_in_a_small_budget(name, budget):
     memory_stays_in_the_budget(name, 200_000, budget)

@@ -170,7 +170,7 @@ def links(model: Model, graph: Graph, *, top: int = 100) -> list[Prediction]:
                 some = heads[first : first + each]
                 ids = torch.from_numpy(some).to(device)
                 queries = Queries(model, torch.full_like(ids, relation), ids, asks_head=False)
-                scores, _ = queries.block(slice(0, len(ids)), slice(0, model.entities))
+                scores, _ = queries.block(torch.arange(len(ids), device=device), slice(0, model.entities))
                 known = true[np.isin(true[:, 0], some)]
                 scores[np.searchsorted(some, known[:, 0]), known[:, 2]] = float("-inf")
                 value, place = scores.reshape(-1).topk(min(top, scores.numel()))

@@ -363,7 +363,7 @@ class _Counting:
         index = index[self.queries.relation[index].argsort(stable=True)]
         each = self.queries.bytes_per_pair() + 32  # the scores, and what comparing them takes
         several = max(1, min(QUERIES, len(index), int(self.budget / (each * SMALLEST))))
-        width = max(SMALLEST, int(self.budget / (each * several)))
+        width = max(SMALLEST, int(self.budget / (each * several + self.queries.bytes_per_candidate())))
         for some in index.split(several):
             for begin in range(0, self.entities, width):
                 self._block(some, slice(begin, min(begin + width, self.entities)))

@@ -202,6 +202,12 @@ class Queries:
             slack[mine] = each * (most + wide * terms)[:, None]
         return score, slack
 
+    def bytes_per_candidate(self) -> int:
+        """About how much memory `block` takes for each candidate beside: rows that a relation has placed."""
+        if not isinstance(self.scorer, Projection):
+            return 0
+        return int(4 * self.entity.element_size() * self.entity.shape[1])
+
     def bytes_per_pair(self) -> int:
         """About how much memory `block` takes for each pair."""
         size = int(self.entity.element_size())
