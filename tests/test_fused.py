@@ -27,6 +27,8 @@ from tacit.errors import TacitError
 from tacit.evaluation import rank
 from tacit.graph import Graph
 from tacit.kernels import Chunk, Clipped, Gradients, Objective, Plain, Reference, kernel_for
+from tacit.kernels import rows as plain_rows
+from tacit.kernels.rows import First
 from tacit.losses import Logistic, Margin, SelfAdversarial, Softmax
 from tacit.models import SCORERS, Layout, Prior, Tables
 from tacit.models.bilinear import ComplEx, DistMult
@@ -91,7 +93,7 @@ def a_case(rng, scorer, loss):
     clip = torch.tensor(rng.random(parties) * 2, dtype=torch.float32)
     part = ["both", "positive", "negative"][int(rng.integers(3))] if loss.apart else "both"
     mask = torch.tensor(rng.random(sum(entities)) < 0.7)
-    rules = [Plain(), Clipped(clip, relation_scale=0.7), Clipped(clip, row_clip=0.3, row_mask=mask, part=part)]
+    rules = [Plain(part), Clipped(clip, relation_scale=0.7), Clipped(clip, row_clip=0.3, row_mask=mask, part=part)]
     return Objective(scorer, loss, prior=prior), layout, tables, chunk, rules
 
 
@@ -466,6 +468,42 @@ def check_draws(rng):
         assert torch.allclose(into, expected, rtol=1e-5, atol=1e-5)
 
 
+def check_rows(kernel, rng):
+    """What a GPU adds to rows, against loops; the noise is that of `party_normals` by its place."""
+    for width in (3, 8, 1030):
+        table = torch.tensor(rng.normal(size=(9, width)), dtype=torch.float32)
+        rows, values = torch.tensor(rng.integers(0, 9, 20)), torch.tensor(rng.normal(size=(20, width)))
+        factor, ours, theirs = torch.tensor(rng.random(20)), table.clone(), table.double()
+        factor[3], values[3] = 0.0, float("nan")
+        kernel.add_times(ours, rows, values.float(), factor.float())
+        for i in [i for i in range(20) if i != 3]:
+            theirs[rows[i]] += factor[i] * values[i]
+        assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+        there = torch.tensor(rng.random((2, 10)) < 0.7)
+        rows = torch.tensor(rng.integers([[0], [5]], [[5], [9]], (2, 10)))
+        seeds, numbers, steps = (torch.tensor(rng.integers(0, 2**20, 2)) for _ in range(3))
+        deviation, ours, theirs = torch.tensor([0.5, 0.0]), table.clone(), table.clone()
+        places, seen = First(9, "cpu"), set()
+        once = places.of(rows, there)
+        assert torch.equal(places.of(rows, there), once)  # nothing stays behind
+        draws = seeds, Purpose.NOISE_ENTITY, numbers, steps
+        noise = party_normals(*draws, 10 * width).reshape(2, 10, width)
+        for party, place in np.ndindex(2, 10):
+            row = int(rows[party, place])
+            new = bool(there[party, place]) and row not in seen
+            assert bool(once[party, place]) == new
+            if new:
+                seen.add(row)
+                theirs[row] += deviation[party] * noise[party, place]
+        kernel.add_noise(ours, rows, once, deviation, *draws)
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=seeds)
+def test_rows_get_their_share_and_their_noise(seed):
+    check_rows(plain_rows, np.random.default_rng(seed))
+
+
 def check_moves(move, rng):
     """The end of a step by one kernel, against the optimizers as they are written."""
     layout = Layout((5, 300), (2, 3))
@@ -497,11 +535,12 @@ def check_moves(move, rng):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the interpreter divides by zero where a GPU's kernel does, and masks it as well
     generator = np.random.default_rng(int(sys.argv[1]))
-    from tacit.kernels import gpu_counting, gpu_epochs, gpu_moves
+    from tacit.kernels import gpu_counting, gpu_epochs, gpu_moves, gpu_rows
 
     gpu_epochs.CHAIN = 3  # fewer than an epoch has: a chain whose steps are all past the end costs as much here
     check_draws(generator)
     check_moves(gpu_moves.move, generator)
+    check_rows(gpu_rows, generator)
     whole, shift = sys.argv[2] == "all", int(generator.integers(len(COVERED)))
     for place, each_loss in enumerate(LOSSES):  # some: every loss, each with a scorer that the seed chooses
         for each_scorer in COVERED if whole else [list(COVERED)[(place + shift) % len(COVERED)]]:

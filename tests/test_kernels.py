@@ -201,7 +201,7 @@ class Case:
             positive, negative = self.slow(i, tables)
             wanted = {"positive": positive, "negative": negative, "both": positive + negative}[part]
             total = total + wanted * (1.0 if weights is None else float(weights[i]))
-            losses.append(float(torch.as_tensor(positive + negative).detach()))
+            losses.append(float(torch.as_tensor(wanted).detach()))
         leaves = list(tables.tensors().values())
         if not total.requires_grad:
             return self.tables.like(torch.zeros_like), losses
@@ -348,11 +348,11 @@ def summed(case, tables):
 # -- the plain rule ----------------------------------------------------------------------------------------------------
 
 
-def check_plain(case, kernel=Reference):
+def check_plain(case, kernel=Reference, part="both"):
     there = [i for i in range(len(case.chunk)) if case.chunk.weight[i] != 0]
-    expected, losses = case.slow_gradient(there, weights=case.chunk.weight)
+    expected, losses = case.slow_gradient(there, part, case.chunk.weight)
     into = case.buffers()
-    found, norms = kernel(case.objective, case.layout).accumulate(case.tables, case.chunk, Plain(), into)
+    found, norms = kernel(case.objective, case.layout).accumulate(case.tables, case.chunk, Plain(part), into)
     assert norms is None
     same(into.tables, expected)
     wanted = torch.zeros(len(case.chunk), dtype=torch.float64)
@@ -364,9 +364,10 @@ def check_plain(case, kernel=Reference):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(st.data())
-def test_a_plain_gradient_is_the_weighted_sum_over_examples(kind, data):
-    check_plain(data.draw(cases(kinds=(kind,))))
+@given(st.data(), st.sampled_from(["positive", "negative", "both"]))
+def test_a_plain_gradient_is_the_weighted_sum_over_examples(kind, data, part):
+    case = data.draw(cases(kinds=(kind,)))
+    check_plain(case, part=part if case.objective.loss.apart else "both")
 
 
 @given(cases(names=PRODUCTS, kinds=("everyone", "answers"), prior=False))
@@ -548,7 +549,7 @@ def test_clipping_is_clipping_one_unit_at_a_time(case, row_clip, masked, relatio
     close(found, norms)
     same(into.tables, expected)
     for i in range(len(case.chunk)):
-        wanted = case.slow_gradient([i])[1][0] if case.chunk.weight[i] != 0 else 0.0
+        wanted = case.slow_gradient([i], part)[1][0] if case.chunk.weight[i] != 0 else 0.0
         assert math.isclose(float(losses[i]), wanted, rel_tol=1e-9, abs_tol=1e-12)
 
 

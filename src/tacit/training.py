@@ -146,7 +146,7 @@ class Fit:
         self.schedule: Any = None
         self.published: Any = None
         if isinstance(settings.privacy, Published):
-            self.published = published_steps(settings.privacy, self.cohort, self.examples, objective, self.graphs)
+            self.published = published_steps(settings.privacy, self.cohort, self.examples, self.kernel, self.graphs)
         if isinstance(settings.privacy, Sound):
             from tacit.privacy.steps import PrivateSteps
 

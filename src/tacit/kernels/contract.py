@@ -118,7 +118,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Plain:
-    """Add the gradient of sum(weight x loss)."""
+    """Add the gradient of sum(weight x loss), or of a part of the loss."""
+
+    part: LossPart = "both"
 
 
 @dataclass(frozen=True)
@@ -197,5 +199,7 @@ class Kernel(Protocol):
     def __init__(self, objective: Objective, layout: Layout) -> None: ...
 
     def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
-        """Add the chunk's contributions to `into`; (b,) losses of examples, and (units,) norms if they are clipped."""
+        """Add the chunk's contributions to `into`; (b,) losses of examples, of the rule's part, and (units,) norms if
+        they are clipped.
+        """
         ...

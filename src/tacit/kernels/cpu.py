@@ -323,8 +323,10 @@ def _sigmoid(x: Any) -> Any:
 
 
 @lean
-def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, Any]:
-    """From scores of candidates to how strongly they pull, in place; gives the loss, and how the answer pulls."""
+def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, Any, Any]:
+    """From scores of candidates to how strongly they pull, in place; gives both parts of the loss, and how the answer
+    pulls.
+    """
     total, share = np.float32(0), np.float32(0)
     if loss == SELF_ADVERSARIAL:
         top = np.float32(-np.inf)
@@ -339,7 +341,7 @@ def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, A
         over = np.float32(1) / share if count else np.float32(0)
         for j in range(count):
             s[j] *= over
-        return _softplus(-sp) + total * over, -_sigmoid(-sp)
+        return _softplus(-sp), total * over, -_sigmoid(-sp)
     if loss == SOFTMAX:
         top = sp
         for j in range(count):
@@ -350,20 +352,20 @@ def _weigh(loss: int, alpha: Any, sp: Any, s: Array, count: int) -> tuple[Any, A
             share += s[j]
         for j in range(count):
             s[j] /= share
-        return top + np.log(share) - sp, _exp(sp - top) / share - np.float32(1)
+        return np.float32(0), top + np.log(share) - sp, _exp(sp - top) / share - np.float32(1)
     over = _over(np.float32(count))
     if loss == LOGISTIC:
         for j in range(count):
             total += _softplus(s[j])
             s[j] = _sigmoid(s[j]) * over
-        return _softplus(-sp) + total * over, -_sigmoid(-sp)
+        return _softplus(-sp), total * over, -_sigmoid(-sp)
     pull = np.float32(0)
     for j in range(count):
         far = alpha - sp + s[j]
         total += far if far > 0 or far != far else np.float32(0)
         s[j] = over if far > 0 or far != far else np.float32(0)
         pull -= s[j]
-    return total * over, pull
+    return np.float32(0), total * over, pull
 
 
 # -- first part: examples ----------------------------------------------------------------------------------------------
@@ -490,7 +492,10 @@ def _each(first: int, last: int, entity: Array, relation: Array, starts: Array, 
             g[i] = compared[i] + constant
             if has_prior:
                 g[i] += side[r, rows[i] - start]
-        found.loss[b], of_answer = _weigh(n.loss, n.alpha, alone + constant + on_answer, g, count)
+        positive, negative, of_answer = _weigh(n.loss, n.alpha, alone + constant + on_answer, g, count)
+        found.loss[b] = (positive if n.positive else np.float32(0)) + (
+            negative if n.negative else np.float32(0)
+        )
 
         # Gradients of the query, and from there of the known row and the relation.
         weight = np.float32(1) if clipped else asked.weight[b]

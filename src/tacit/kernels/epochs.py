@@ -69,8 +69,8 @@ class Epochs:
         if isinstance(rule, Clipped):
             if examples.negatives.sides == "both":
                 raise TacitError("both sides of a triple are one unit, and these kernels clip each side by itself")
-            if rule.part != "both" and not kernel.objective.loss.apart:
-                raise TacitError("this loss has no positive and negative part of its own")
+        if rule is not None and rule.part != "both" and not kernel.objective.loss.apart:
+            raise TacitError("this loss has no positive and negative part of its own")
         self.cohort, self.examples, self.kernel, device = cohort, examples, kernel, cohort.tables.entity.device
         self.rule, self.noise, self.divisor = rule or Plain(), noise, divisor or 0.0
         negatives, sampling, world, layout = examples.negatives, examples.sampling, examples.world, examples.layout

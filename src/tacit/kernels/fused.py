@@ -80,7 +80,7 @@ class Fused:
         whole = chunk.drop_entity is None and chunk.drop_relation is None and tables.entity.dtype == torch.float32
         clipped = isinstance(rule, Clipped)
         alone = not clipped or bool((chunk.unit == torch.arange(len(chunk), device=chunk.unit.device)).all())
-        parts = not isinstance(rule, Clipped) or rule.part == "both" or self.objective.loss.apart
+        parts = rule.part == "both" or self.objective.loss.apart
         if not (self.covers() and sampled and whole and alone and parts):
             return self.others.accumulate(tables, chunk, rule, into)
         losses = tables.entity.new_zeros(len(chunk))
@@ -108,7 +108,6 @@ class Fused:
         scorer, loss = self.objective.scorer, self.objective.loss
         model = model_number(scorer)
         assert model is not None
-        part = rule.part if isinstance(rule, Clipped) else "both"
         phase = 0.0
         if isinstance(scorer, RotatE):
             phase = math.pi / (scorer.init_scale or scorer.spread(relation_width))
@@ -119,6 +118,6 @@ class Fused:
             np.float32(getattr(scorer, "gamma", 0.0)),
             np.float32(phase),
             np.float32(own),
-            part in ("positive", "both"),
-            part in ("negative", "both"),
+            rule.part != "negative",
+            rule.part != "positive",
         )

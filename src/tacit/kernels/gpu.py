@@ -315,7 +315,7 @@ def _example(
             loss = total / z
             pull = 0.0
         else:
-            loss = _softplus(-sp) + total / z
+            loss = (_softplus(-sp) if POSITIVE else 0.0) + (total / z if NEGATIVE else 0.0)
             pull = -_sigmoid(-sp)
         tl.store(losses + b, loss)
         if SUMMED:

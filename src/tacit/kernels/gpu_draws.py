@@ -167,8 +167,8 @@ def _party_words(seeds, numbers, steps, out, count, purpose, NORMAL: tl.constexp
     out += party * count
     at = 4 * block
     if NORMAL:
-        n0, n1 = _box_muller(w0, w1)
-        n2, n3 = _box_muller(w2, w3)
+        n0, n1 = box_muller(w0, w1)
+        n2, n3 = box_muller(w2, w3)
     else:
         n0, n1, n2, n3 = w0.to(tl.int64), w1.to(tl.int64), w2.to(tl.int64), w3.to(tl.int64)
     tl.store(out + at, n0, mask=at < count)
@@ -178,7 +178,7 @@ def _party_words(seeds, numbers, steps, out, count, purpose, NORMAL: tl.constexp
 
 
 @triton.jit
-def _box_muller(first, second):
+def box_muller(first, second):
     """Two standard normals from two words, as `tacit.draws.party_normals`."""
     radius = tl.sqrt(-2.0 * tl.log((first.to(tl.float64) + 0.5) * 2.0**-32))
     angle = (second.to(tl.float64) + 0.5) * 1.4629180792671596e-09

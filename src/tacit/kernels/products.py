@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import softplus
 
-from tacit.kernels.contract import Chunk, Gradients
+from tacit.kernels.contract import Chunk, Gradients, LossPart
 from tacit.kernels.reference import Reference
 from tacit.losses import KVsAll, OneVsAll
 from tacit.models import Scorer, Tables
@@ -28,9 +28,9 @@ class Products(Reference):
         plain = scorer.geometry == "product" and type(scorer).scaled is Scorer.scaled and objective.prior is None
         return plain and type(objective.loss) in (OneVsAll, KVsAll)
 
-    def _plain(self, tables: Tables, chunk: Chunk, into: Gradients) -> Tensor:
-        if not (chunk.everyone and self.covers()):
-            return super()._plain(tables, chunk, into)
+    def _plain(self, tables: Tables, chunk: Chunk, part: LossPart, into: Gradients) -> Tensor:
+        if not (chunk.everyone and self.covers() and part == "both"):
+            return super()._plain(tables, chunk, part, into)
         losses = tables.entity.new_zeros(len(chunk))
         for index, piece in self._pieces(tables, chunk, copies=False):
             party = int(piece.party[0]) if len(self.layout) > 1 else 0

@@ -62,16 +62,16 @@ class Reference:
 
     def accumulate(self, tables: Tables, chunk: Chunk, rule: Rule, into: Gradients) -> tuple[Tensor, Tensor | None]:
         if isinstance(rule, Plain):
-            return self._plain(tables, chunk, into), None
+            return self._plain(tables, chunk, rule.part, into), None
         return self._clipped(tables, chunk, rule, into)
 
-    def _plain(self, tables: Tables, chunk: Chunk, into: Gradients) -> Tensor:
+    def _plain(self, tables: Tables, chunk: Chunk, part: LossPart, into: Gradients) -> Tensor:
+        self._check(part)
         losses = tables.entity.new_zeros(len(chunk))
         for index, piece in self._pieces(tables, chunk, copies=False):
             party = int(piece.party[0]) if len(self.layout) > 1 else 0
             leaves = self._gather(tables, piece, copies=False)
-            positive, negative = self._losses(piece, leaves)
-            loss = positive + negative
+            loss = _only(part, *self._losses(piece, leaves))
             gradients = _backward((loss * piece.weight).sum(), leaves)
             losses[index] = loss.detach()
             into.add_entities(piece.head, gradients["head"])
@@ -117,6 +117,12 @@ class Reference:
         for buffer, tensor in zip(into.tables.shared, found.shared, strict=True):
             buffer.index_add_(0, found.party, _times(tensor, factor))
         return found.loss, norms
+
+    def _check(self, part: LossPart) -> None:
+        if part != "both" and not self.objective.loss.apart:
+            raise TacitError(
+                f"the {type(self.objective.loss).__name__} loss has no positive and negative part of its own"
+            )
 
     # -- one piece of a chunk: one side, bounded in size, and if need be one party -------------------------------------
 
@@ -273,10 +279,7 @@ class Reference:
 
 def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPart = "both") -> RowGradients:
     """The gradient of every unit, for tests, audits and the clipped rule: repeats of a row in a unit are merged."""
-    if part != "both" and not kernel.objective.loss.apart:
-        raise TacitError(
-            f"the {type(kernel.objective.loss).__name__} loss has no positive and negative part of its own"
-        )
+    kernel._check(part)
     there = chunk.weight != 0
     units = int(chunk.unit[there].max()) + 1 if bool(there.any()) else 0
     party = torch.zeros(units, dtype=torch.int64, device=chunk.head.device)
@@ -287,10 +290,9 @@ def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPar
     shared = tuple(tables.entity.new_zeros(units, *tensor.shape[1:]) for tensor in tables.shared)
     for index, piece in kernel._pieces(tables, chunk, copies=True):
         leaves = kernel._gather(tables, piece, copies=True)
-        positive, negative = kernel._losses(piece, leaves)
-        wanted = {"positive": positive, "negative": negative, "both": positive + negative}[part]
+        wanted = _only(part, *kernel._losses(piece, leaves))
         gradients = _backward(wanted.sum(), leaves)
-        loss[index] = (positive + negative).detach()
+        loss[index] = wanted.detach()
         unit = piece.unit
         entity += [(unit, piece.head, gradients["head"]), (unit, piece.tail, gradients["tail"])]
         relation.append((unit, piece.relation, gradients["relation"]))
@@ -311,6 +313,11 @@ def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPar
         for which, tensor in enumerate(shared):
             tensor.index_add_(0, unit, gradients[f"shared.{which}"])
     return RowGradients(_merged(entity, tables.entity), _merged(relation, tables.relation), shared, party, loss)
+
+
+def _only(part: LossPart, positive: Tensor, negative: Tensor) -> Tensor:
+    """What is wanted of a loss."""
+    return {"positive": positive, "negative": negative}.get(part, positive + negative)
 
 
 def _merged(pieces: list[tuple[Tensor, Tensor, Tensor]], table: Tensor) -> Rows:

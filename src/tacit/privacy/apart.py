@@ -12,7 +12,7 @@ import torch
 
 from tacit.cohort import Cohort
 from tacit.draws import Purpose, below
-from tacit.kernels.contract import Objective
+from tacit.kernels.contract import Chunk, Kernel, Plain
 from tacit.negatives import Asked, World
 
 Tensor = Any
@@ -24,15 +24,14 @@ class PublicNegatives:
     pairs: of the world's public list; False: head and relation are random.
     """
 
-    def __init__(self, cohort: Cohort, objective: Objective, world: World, *, seed: int, batch: int, tails: int,
+    def __init__(self, cohort: Cohort, kernel: Kernel, world: World, *, seed: int, batch: int, tails: int,
                  pairs: bool):  # fmt: skip
-        self.cohort, self.objective, self.world = cohort, objective, world
+        self.cohort, self.kernel, self.world = cohort, kernel, world
         self.seed, self.tails, self.pairs = seed, tails, pairs
         parties, device = len(world.layout), world.device
         self.party = torch.arange(parties, device=device).repeat_interleave(batch)
         self.slot = torch.arange(batch, device=device).repeat(parties)
         self.nothing = torch.zeros_like(self.party)
-        self.present = torch.ones(len(self.party), tails, dtype=torch.bool, device=device)
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
         """Stacked rows of heads and relations, (n,), and of tails, (n, tails), at each party's count of steps."""
@@ -51,16 +50,10 @@ class PublicNegatives:
 
     def add(self, active: Tensor) -> Tensor:
         """Add the gradient to the cohort's buffers; (parties,) sums of losses."""
-        tables, into = self.cohort.tables, self.cohort.gradients.tables
+        cohort, party = self.cohort, self.party
         head, relation, tails = self.draw()
-        leaves = [tables.entity[head], tables.relation[relation], tables.entity[tails]]
-        for leaf in leaves:
-            leaf.requires_grad_()
-        with torch.enable_grad():
-            scores = self.objective.scorer.score_tails(*leaves)
-            _, loss = self.objective.loss(scores.new_zeros(len(head)), scores, self.present)
-            gradients = torch.autograd.grad((loss * active[self.party]).sum(), leaves)
-        into.entity.index_add_(0, head, gradients[0])
-        into.relation.index_add_(0, relation, gradients[1])
-        into.entity.index_add_(0, tails.reshape(-1), gradients[2].flatten(0, 1))
-        return loss.detach().reshape(len(active), -1).sum(1) * active
+        # What is asked for has no answer: where an example has one stands the head, which the negative part leaves out.
+        chunk = Chunk(head, relation, head, party, self.nothing.bool(), active[party].to(cohort.tables.entity.dtype),
+                      self.slot, negatives=tails)  # fmt: skip
+        losses, _ = self.kernel.accumulate(cohort.tables, chunk, Plain("negative"), cohort.gradients)
+        return losses.double().reshape(len(active), -1).sum(1)

@@ -20,7 +20,11 @@ from tacit.draws import Purpose, Stream, below, bits, party_normals, party_words
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import Graph
-from tacit.kernels.contract import ABSENT, Objective
+from tacit.kernels.contract import ABSENT, Kernel
+from tacit.kernels.fused import Fused
+from tacit.kernels.rows import First, add_noise, add_times
+from tacit.models import Part
+from tacit.models.tables import PARTS
 from tacit.privacy.apart import PublicNegatives
 from tacit.privacy.privatizers import DPKGE, DPFLames, Published
 from tacit.privacy.published import least_epsilon
@@ -48,7 +52,10 @@ class PublishedSteps:
         (parties,): steps that released anything of protected triples' entity rows.
     """
 
-    def __init__(self, privatizer: Published, cohort: Cohort, examples: Examples, objective: Objective,
+    replays = True
+    """Whether steps wait for nothing, so that a GPU can have several at once."""
+
+    def __init__(self, privatizer: Published, cohort: Cohort, examples: Examples, kernel: Kernel,
                  graphs: Sequence[Graph]):  # fmt: skip
         if cohort.tables.shared:
             raise TacitError("the papers' mechanisms know entity and relation rows alone: use a scorer without weights")
@@ -60,7 +67,7 @@ class PublishedSteps:
             raise TacitError("published mechanisms train whole epochs: leave out training.steps")
         if cohort.optimizer.touched_only:
             raise TacitError("the papers' steps are dense: use adam, adagrad or sgd")
-        self.published, self.cohort, self.examples, self.objective = privatizer, cohort, examples, objective
+        self.published, self.cohort, self.examples, self.objective = privatizer, cohort, examples, kernel.objective
         self.layout, self.device, self.seed = examples.layout, examples.device, examples.seed
         self.graphs, self.batch = tuple(graphs), examples.sampling.batch
         parties = len(graphs)
@@ -103,7 +110,7 @@ class PublishedSteps:
         self.loss.zero_()
         self.count.zero_()
         most = max((many for many, there in zip(self.per_epoch, wanted.tolist(), strict=True) if there), default=0)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.replays:
             self._replay(most)
         else:
             for _ in range(most):
@@ -209,10 +216,10 @@ class PublishedSteps:
 class FLamesSteps(PublishedSteps):
     """DP-FLames, Algorithms 1 and 2: positives clipped and selected, noise on what is selected; negatives public."""
 
-    def __init__(self, privatizer: DPFLames, cohort: Cohort, examples: Examples, objective: Objective,
+    def __init__(self, privatizer: DPFLames, cohort: Cohort, examples: Examples, kernel: Kernel,
                  graphs: Sequence[Graph]):  # fmt: skip
-        super().__init__(privatizer, cohort, examples, objective, graphs)
-        if not objective.loss.apart:
+        super().__init__(privatizer, cohort, examples, kernel, graphs)
+        if not self.objective.loss.apart:
             raise TacitError(
                 "DP-FLames protects the positive part of a loss: use one that has parts (self-adversarial)"
             )
@@ -237,8 +244,9 @@ class FLamesSteps(PublishedSteps):
         early = torch.arange(min(max(many), 4 * self.batch + 1), device=self.device)[None]
         self.early = torch.where(early < torch.tensor(many, device=self.device)[:, None], early, BEYOND)
         """(parties, places): the first rows of each party, more than a batch can touch and the selection can take."""
+        self.replays = isinstance(kernel, Fused) and kernel.covers()
         self.negatives = PublicNegatives(
-            cohort, objective, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
+            cohort, kernel, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
             pairs=privatizer.pairs != "random",
         )  # fmt: skip
 
@@ -320,9 +328,9 @@ class FLamesSteps(PublishedSteps):
 class DPKGESteps(PublishedSteps):
     """DPKGE, Algorithm 1: confidential batches clipped sample by sample, with noise on touched rows; others plain."""
 
-    def __init__(self, privatizer: DPKGE, cohort: Cohort, examples: Examples, objective: Objective,
+    def __init__(self, privatizer: DPKGE, cohort: Cohort, examples: Examples, kernel: Kernel,
                  graphs: Sequence[Graph]):  # fmt: skip
-        super().__init__(privatizer, cohort, examples, objective, graphs)
+        super().__init__(privatizer, cohort, examples, kernel, graphs)
         self.privatizer = privatizer
         self.percentile = torch.full((len(graphs), 1), privatizer.percentile, device=self.device)
         marks = [_marked(graph) for graph in graphs]
@@ -345,9 +353,10 @@ class DPKGESteps(PublishedSteps):
         """(steps, parties) of the epoch: whose batch is confidential; and `rows` of triples in it, or ABSENT."""
         self.learned: Tensor | None = None
         """Which numbers of a relation's row are learned, if not all: a weight that is given is not (TransM)."""
-        if objective.scorer.frozen:
+        if frozen := self.objective.scorer.frozen:
             self.learned = torch.ones(cohort.tables.relation.shape[1], device=self.device)
-            self.learned[-objective.scorer.frozen :] = 0.0
+            self.learned[-frozen:] = 0.0
+        self.places = {part: First(len(getattr(cohort.tables, part)), self.device) for part in PARTS}
         self.done = torch.zeros(2, len(graphs), dtype=torch.int64, device=self.device)
         """(2, parties): confidential and unrestricted batches so far."""
 
@@ -415,15 +424,14 @@ class DPKGESteps(PublishedSteps):
         lengths = length(sample)
         clip = self.clip_of(lengths, both)
         most = torch.where(private, clip, torch.inf)[:, None]
+        factor = cut(lengths, most, both).reshape(-1)
         for part, rows, table in zip(
-            clipped(sample, most, both, lengths), (heads, relations, tails), (into.entity, into.relation, into.entity),
-            strict=True,
-        ):  # fmt: skip
-            table.index_add_(0, rows.reshape(-1), part.flatten(0, 1))
+            sample, (heads, relations, tails), (into.entity, into.relation, into.entity), strict=True
+        ):
+            add_times(table, rows.reshape(-1), part.flatten(0, 1), factor)
         deviation = torch.where(private, self.sigma * clip, 0.0)
-        entities = torch.cat([heads, tails], 1)
-        self._noise(into.entity, entities, torch.cat([both, both], 1), deviation, Purpose.NOISE_ENTITY)
-        self._noise(into.relation, r, there, deviation, Purpose.NOISE_RELATION)
+        self._noise("entity", torch.cat([heads, tails], 1), torch.cat([both, both], 1), deviation)
+        self._noise("relation", r, there, deviation)
         return torch.where(there, loss.detach(), 0.0).double().sum(1)
 
     def _losses(self, scores: Tensor) -> Tensor:
@@ -443,16 +451,12 @@ class DPKGESteps(PublishedSteps):
         low, high = (norms.gather(1, at.long()) for at in (place.floor(), place.ceil()))
         return torch.where(has.any(1), torch.lerp(low, high, place.frac())[:, 0], 0.0)
 
-    def _noise(self, table: Tensor, rows: Tensor, there: Tensor, deviation: Tensor, purpose: Purpose) -> None:
+    def _noise(self, part: Part, rows: Tensor, there: Tensor, deviation: Tensor) -> None:
         """On each row that the batch touched, once."""
-        width = table.shape[1]
-        marked = torch.where(there, rows, ABSENT)
-        ordered, place = marked.sort(dim=1, stable=True)
-        new = ordered != ABSENT
-        new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-        once = torch.zeros_like(new).scatter(1, place, new)
-        noise = self.normals(purpose, rows.shape[1] * width).unflatten(1, (-1, width)) * deviation[:, None, None]
-        table.index_add_(0, rows.reshape(-1), torch.where(once[..., None], noise, 0.0).flatten(0, 1))
+        table = getattr(self.cohort.gradients.tables, part)
+        purpose = Purpose.NOISE_ENTITY if part == "entity" else Purpose.NOISE_RELATION
+        once = self.places[part].of(rows, there)
+        add_noise(table, rows, once, deviation, self.seeds, purpose, self.numbers, self.cohort.steps)
 
     def rate(self, party: int) -> float:
         return self.batch / max(int(self.sizes[0, party]), self.batch + 1)
@@ -466,13 +470,13 @@ class DPKGESteps(PublishedSteps):
 
 
 def published_steps(
-    privatizer: Published, cohort: Cohort, examples: Examples, objective: Objective, graphs: Sequence[Graph]
+    privatizer: Published, cohort: Cohort, examples: Examples, kernel: Kernel, graphs: Sequence[Graph]
 ) -> PublishedSteps:
     """The steps of a mechanism."""
     if isinstance(privatizer, DPFLames):
-        return FLamesSteps(privatizer, cohort, examples, objective, graphs)
+        return FLamesSteps(privatizer, cohort, examples, kernel, graphs)
     assert isinstance(privatizer, DPKGE)
-    return DPKGESteps(privatizer, cohort, examples, objective, graphs)
+    return DPKGESteps(privatizer, cohort, examples, kernel, graphs)
 
 
 def public_pairs(privatizer: Published, graphs: Sequence[Graph]) -> list[np.ndarray] | None:
@@ -511,12 +515,16 @@ def length(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts]).square().sum(0).sqrt()
 
 
-def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor, norm: Tensor | None = None) -> tuple[Tensor, ...]:
-    """One norm over all rows of a sample, cut to the clip; a sample that is absent, or not finite, adds nothing."""
-    norm = length(parts) if norm is None else norm
+def cut(norm: Tensor, clip: Any, there: Tensor) -> Tensor:
+    """What a sample of this norm is multiplied by; 0: it is absent, or not finite, and adds nothing."""
     factor = torch.where(norm > 0, (clip / norm).clamp(max=1.0), 1.0)
-    kept = (there & norm.isfinite())[..., None]
-    return tuple(torch.where(kept, part * factor[..., None], 0.0) for part in parts)
+    return torch.where(there & norm.isfinite(), factor, 0.0)
+
+
+def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor) -> tuple[Tensor, ...]:
+    """One norm over all rows of a sample, cut to the clip."""
+    factor = cut(length(parts), clip, there)[..., None]
+    return tuple(torch.where(factor == 0, 0.0, part * factor) for part in parts)
 
 
 def shortened(rows: Tensor, most: float) -> Tensor:

@@ -103,7 +103,7 @@ class PrivateSteps:
         self.negatives: PublicNegatives | None = None
         if isinstance(privatizer, RepairedFLames):
             self.negatives = PublicNegatives(
-                cohort, kernel.objective, examples.world, seed=examples.seed, batch=examples.sampling.batch,
+                cohort, kernel, examples.world, seed=examples.seed, batch=examples.sampling.batch,
                 tails=examples.negatives.count, pairs=False,
             )  # fmt: skip
         if isinstance(privatizer, Confidential):
