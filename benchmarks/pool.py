@@ -95,9 +95,11 @@ def main() -> int:
     options.add_argument("--data", type=Path)
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options.add_argument("--device", default="cuda")
+    options.add_argument("--seeds", type=int, nargs="+", help="only cells with one of these")
     chosen = options.parse_args()
     began = time.perf_counter()
-    cells = missing(chosen.tables, chosen.data, chosen.out)
+    cells = [cell for cell in missing(chosen.tables, chosen.data, chosen.out)
+             if chosen.seeds is None or cell.settings.seed in chosen.seeds]  # fmt: skip
     print(f"{len(cells)} cells", flush=True)
     context = multiprocessing.get_context("spawn")
     wanted, found = context.Queue(), context.Queue()

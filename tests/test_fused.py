@@ -93,7 +93,8 @@ def a_case(rng, scorer, loss):
     clip = torch.tensor(rng.random(parties) * 2, dtype=torch.float32)
     part = ["both", "positive", "negative"][int(rng.integers(3))] if loss.apart else "both"
     mask = torch.tensor(rng.random(sum(entities)) < 0.7)
-    rules = [Plain(part), Clipped(clip, relation_scale=0.7), Clipped(clip, row_clip=0.3, row_mask=mask, part=part)]
+    rules = [Plain(part), Clipped(clip, relation_scale=0.7), Clipped(clip, row_clip=0.3, row_mask=mask, part=part),
+             Clipped(clip, row_clip=0.3, part=part, entities_only=True)]  # fmt: skip
     return Objective(scorer, loss, prior=prior), layout, tables, chunk, rules
 
 
@@ -515,7 +516,7 @@ def check_moves(move, rng):
                 for n, w in zip((305, 5), scorer.widths(7), strict=True)
             ]
             ours, theirs = (
-                Cohort(scorer, Tables(*(tensor.clone() for tensor in drawn)), layout, optimizer) for _ in range(2)
+                Cohort(scorer, Tables(*(tensor.clone() for tensor in drawn)), layout, optimizer, 2) for _ in range(2)
             )
             ours.movers, theirs.movers = (dict.fromkeys(PARTS, each) for each in (move, None))
             for _ in range(3):
@@ -525,7 +526,9 @@ def check_moves(move, rng):
                     other[torch.from_numpy(rng.random(len(other)) < 0.3)] = 0
                     mine.copy_(other)
                 divisor, active = torch.tensor([3.0, 7.0]), torch.from_numpy(rng.random(2) < 0.7)
+                which = torch.from_numpy(rng.integers(0, 2, 2))
                 for each in (ours, theirs):
+                    each.which.copy_(which)
                     each.move(divisor, active)
                 for name_of, tensor in theirs.state().items():
                     assert torch.allclose(ours.state()[name_of], tensor, rtol=1e-5, atol=1e-6), (optimizer, name_of)

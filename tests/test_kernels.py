@@ -513,6 +513,9 @@ def slow_clipped(case, rule):
         if rule.row_mask is not None:
             gradient.entity[~rule.row_mask] = 0.0
         gradient.relation *= rule.relation_scale
+        plain = gradient.relation.clone()
+        if rule.entities_only:
+            gradient.relation *= 0.0
         norm = math.sqrt(sum(float(x) ** 2 for tensor in gradient.tensors().values() for x in tensor.flatten()))
         norms.append(norm)
         if not math.isfinite(norm):
@@ -524,6 +527,8 @@ def slow_clipped(case, rule):
             for row in gradient.entity:
                 if (long := math.sqrt(sum(float(x) ** 2 for x in row))) > rule.row_clip:
                     row *= rule.row_clip / long
+        if rule.entities_only:
+            gradient.relation.copy_(plain)
         added.append(gradient)
     return summed(case, added), norms
 
@@ -534,15 +539,16 @@ def slow_clipped(case, rule):
     st.booleans(),
     st.sampled_from([1.0, 0.3, 2.0]),
     st.sampled_from(["positive", "negative", "both"]),
+    st.booleans(),
     seeds,
 )
-def test_clipping_is_clipping_one_unit_at_a_time(case, row_clip, masked, relation_scale, part, seed):
+def test_clipping_is_clipping_one_unit_at_a_time(case, row_clip, masked, relation_scale, part, only, seed):
     rng = np.random.default_rng(seed)
     if not case.objective.loss.apart:
         part = "both"
     mask = torch.from_numpy(rng.random(len(case.tables.entity)) < 0.6) if masked else None
     clip = torch.from_numpy(rng.choice([0.1, 1.0, 10.0], len(case.layout)))
-    rule = Clipped(clip, row_clip, mask, relation_scale, part)
+    rule = Clipped(clip, row_clip, mask, relation_scale, part, only)
     expected, norms = slow_clipped(case, rule)
     into = case.buffers()
     losses, found = case.kernel.accumulate(case.tables, case.chunk, rule, into)

@@ -296,6 +296,26 @@ def test_a_step_of_dpkge_is_as_printed(scorer, clip):
     assert 0.2 < float(learned.std()) < 2.0
 
 
+def test_two_optimizers_remember_nothing_of_each_other():
+    """Adagrad by hand, step by step, with the gradients that the steps leave: a memory for each kind of batch."""
+    fit = fit_of("dpkge", optimizer={"name": "adagrad"}, privacy={"sigma": 3.0, "optimizers": 2})
+    steps, cohort, optimizer = fit.published, fit.cohort, fit.settings.optimizer
+    steps.shuffle()
+    steps.wanted[:] = True
+    memory = torch.zeros(2, *cohort.tables.entity.shape)
+    move = cohort.move
+    seen = set()
+    for step in range(12):
+        private, before, gradients = int(steps.private[step, 0]), cohort.tables.entity.clone(), []
+        cohort.move = lambda *given, kept=gradients: (kept.append(cohort.gradients.tables.entity / 16), move(*given))
+        steps.step()
+        memory[private] += gradients[0] ** 2
+        wanted = before - optimizer.learning_rate * gradients[0] / (memory[private].sqrt() + optimizer.eps)
+        assert torch.allclose(cohort.tables.entity, wanted, atol=1e-6)
+        seen.add(private)
+    assert seen == {0, 1}
+
+
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 12))

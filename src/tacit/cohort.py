@@ -80,16 +80,23 @@ class Cohort:
         (parties,) int64: steps since the optimizer's memory was last reset.
     pace
         (parties,): what the learning rate is multiplied by; whoever drives the cohort sets it.
+    which
+        (parties,) int64: which of the optimizer's memories a step reads and writes, if there are several (`memories`):
+        each stands after the one before, in tables of so many times the rows.
     """
 
-    def __init__(self, scorer: Scorer, tables: Tables, layout: Layout, optimizer: Optimizer):
+    def __init__(self, scorer: Scorer, tables: Tables, layout: Layout, optimizer: Optimizer, memories: int = 1):
         self.scorer, self.tables, self.layout, self.optimizer = scorer, tables, layout, optimizer
         device = tables.entity.device
         self.gradients = Gradients(tables.like(torch.zeros_like))
-        self.memory = [tables.like(torch.zeros_like) for _ in range(optimizer.memory)]
-        self.steps, self.epochs, self.moments = (
-            torch.zeros(len(layout), dtype=torch.int64, device=device) for _ in range(3)
+        self.memory = [
+            tables.like(lambda tensor: torch.zeros_like(tensor).repeat(memories, *[1] * (tensor.dim() - 1)))
+            for _ in range(optimizer.memory)
+        ]
+        self.steps, self.epochs, self.moments, self.which = (
+            torch.zeros(len(layout), dtype=torch.int64, device=device) for _ in range(4)
         )
+        self.memories = memories
         self.pace = torch.ones(len(layout), dtype=tables.entity.dtype, device=device)
         self.owner = {part: layout.owner(part, device) for part in PARTS}
         self.movers = {part: self._mover(part) for part in PARTS}
@@ -129,7 +136,8 @@ class Cohort:
                 continue
             mover(
                 self.optimizer, getattr(self.tables, part), gradient, [getattr(memory, part) for memory in self.memory],
-                self.owner[part], divisor.float(), active, corrected, self.scorer.frozen if part == "relation" else 0,
+                self.owner[part], divisor.float(), active, corrected, self.which,
+                self.scorer.frozen if part == "relation" else 0,
             )  # fmt: skip
         for which, table in enumerate(self.tables.shared):
             shape = (-1, *[1] * (table.dim() - 1))
@@ -154,11 +162,15 @@ class Cohort:
     def _move(self, part: Part, divisor: Tensor, active: Tensor | None) -> None:
         table, gradient = getattr(self.tables, part), getattr(self.gradients.tables, part)
         memory, owner = [getattr(tables, part) for tables in self.memory], self.owner[part]
-        rows = None
+        rows, places = None, None
         if self.optimizer.touched_only:
-            rows = self._touched(part)
+            rows = places = self._touched(part)
             table, gradient, owner = table[rows], gradient[rows], owner[rows]
-            memory = [tensor[rows] for tensor in memory]
+        if self.memories > 1:
+            every = torch.arange(len(self.owner[part]), device=owner.device) if rows is None else rows
+            places = every + self.which[owner] * len(self.owner[part])
+        if places is not None:
+            memory = [tensor[places] for tensor in memory]
         # A scalar instead of a column: no pass over memory for it. By a number: a tensor would be waited for.
         party: Any = 0 if len(self.layout) == 1 else owner[:, None]
         gradient = gradient / divisor.to(table.dtype)[party]
@@ -171,8 +183,9 @@ class Cohort:
         _keep(table, memory, (moved, remembered), None if active is None else active[party])
         if rows is not None:
             getattr(self.tables, part)[rows] = table
+        if places is not None:
             for whole, tensor in zip(self.memory, memory, strict=True):
-                getattr(whole, part)[rows] = tensor
+                getattr(whole, part)[places] = tensor
 
     def _touched(self, part: Part) -> Tensor:
         lists = self.gradients.entity_rows if part == "entity" else self.gradients.relation_rows

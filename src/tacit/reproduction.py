@@ -81,7 +81,7 @@ FIGURES = ("mrr", "mr", "hits1", "hits10")
 KEYS = {"table": str, "also": list, "setting": str, "goal": float, "published": dict, "figures": dict}
 LATER = ("secure", "vocabulary", "bound", "threshold", "min_contributors", "range", "agreement", "keys")
 """Settings of a federation that came after results were kept: at their default they are not part of a fingerprint."""
-LATER_PRIVACY = ("noise_follows", "noise_least", "signal_sigma")
+LATER_PRIVACY = ("noise_follows", "noise_least", "signal_sigma", "optimizers")
 """The same of private training."""
 TARGETS = (0.2, 0.4)
 """Validation MRRs whose cost in rounds and bytes is told of a federation: those of FedR's Figure 3."""
@@ -238,7 +238,7 @@ class Cell:
             del settings["training"][key]
         del settings["name"]
         for key in LATER_PRIVACY:
-            if settings.get("privacy", {}).get(key, ...) == getattr(Sound, key):
+            if settings.get("privacy", {}).get(key, ...) == getattr(type(self.settings.privacy), key, None):
                 del settings["privacy"][key]
         given = [part.fingerprint for part in graph] if isinstance(graph, Parties) else graph.fingerprint
         whole: list[Any] = [settings, given]
@@ -437,12 +437,12 @@ def run_cell(
 def alike(cell: Cell) -> Any:
     """What cells that can train together have in common; None: the cell trains by itself.
 
-    Of DPKGE as published, everything but the seed, the noise, the percentile, and what is confidential.
+    Of DPKGE as published, everything but the seed, the noise, the percentile, the optimizers, and what is confidential.
     """
     privacy, settings = cell.settings.privacy, cell.settings
     if not isinstance(privacy, DPKGE) or settings.evaluation.every < settings.training.epochs:
         return None
-    same = replace(privacy, sigma=1.0, percentile=50.0)
+    same = replace(privacy, sigma=1.0, percentile=50.0, optimizers=1)
     return cell.dataset, json.dumps(replace(settings, name="any", seed=0, privacy=same).json(), sort_keys=True)
 
 
@@ -454,6 +454,8 @@ def begun_together(settings: Sequence[Settings], graphs: Sequence[Graph], device
         weights = [relation_weights(graph)] if wanted.scorer.statistics else None
         begun.append(Tables.begin(wanted.scorer, wanted.dim, own, seed=wanted.seed, weights=weights))
     stacked = Tables(torch.cat([tables.entity for tables in begun]), torch.cat([tables.relation for tables in begun]))
+    if any(wanted.privacy.optimizers > 1 for wanted in settings):
+        first = replace(first, privacy=replace(first.privacy, optimizers=2))
     fit = Fit(first, graphs, tables=stacked, device=device)
     fit.published.differ([wanted.seed for wanted in settings], [wanted.privacy for wanted in settings])
     return fit

@@ -115,7 +115,8 @@ class Fit:
             tables = Tables.begin(scorer, dim, self.layout, seed=settings.seed, weights=weights, device=there)
         tables = tables.like(lambda tensor: tensor.to(self.device))
         prior = self.prior = None if prior is None else prior.to(self.device)
-        self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer)
+        memories = getattr(settings.privacy, "optimizers", 1)
+        self.cohort = Cohort(scorer, tables, self.layout, settings.optimizer, memories)
         objective = Objective(scorer, settings.loss, settings.regulariser, prior)
         self.kernel = kernel_for(kernel or settings.training.kernel, self.device)(objective, self.layout)
         if isinstance(settings.privacy, Published):

@@ -49,7 +49,8 @@ class Chunk:
     weight
         (b,): factor of the example's loss. 0: the example is padding, and changes nothing.
     unit
-        (b,) int64 from 0 on: examples of one unit are clipped as one (both sides of a triple, a group of triples).
+        (b,) int64 from 0 on: examples of one unit are clipped as one (both sides of a triple, a group of triples). None:
+        each is a unit of its own.
     negatives
         (b, n): candidates of each example's own, or ABSENT.
     pool
@@ -71,7 +72,7 @@ class Chunk:
     party: Tensor
     asks_head: Tensor
     weight: Tensor
-    unit: Tensor
+    unit: Tensor | None = None
     negatives: Tensor | None = None
     pool: Tensor | None = None
     triples: Tensor | None = None
@@ -142,6 +143,9 @@ class Clipped:
         The relation's part is multiplied by this before the norm is taken (`finish` divides by it after the noise).
     part
         Which part of the loss.
+    entities_only
+        The norm is that of the entity rows, and only these are cut: a relation gets the plain gradient, so far as it is
+        finite (DP-FLames as printed; noise on entity rows protects no such sum).
     """
 
     clip: Tensor
@@ -149,6 +153,7 @@ class Clipped:
     row_mask: Tensor | None = None
     relation_scale: float = 1.0
     part: LossPart = "both"
+    entities_only: bool = False
 
     def __post_init__(self) -> None:
         if not bool((self.clip.isfinite() & (self.clip >= 0)).all()):

@@ -84,6 +84,7 @@ class Limits(NamedTuple):
     row_mask: Array
     row_clip: Any
     relation_scale: Any
+    entities_only: bool
 
 
 class Found(NamedTuple):
@@ -493,9 +494,7 @@ def _each(first: int, last: int, entity: Array, relation: Array, starts: Array, 
             if has_prior:
                 g[i] += side[r, rows[i] - start]
         positive, negative, of_answer = _weigh(n.loss, n.alpha, alone + constant + on_answer, g, count)
-        found.loss[b] = (positive if n.positive else np.float32(0)) + (
-            negative if n.negative else np.float32(0)
-        )
+        found.loss[b] = (positive if n.positive else np.float32(0)) + (negative if n.negative else np.float32(0))
 
         # Gradients of the query, and from there of the known row and the relation.
         weight = np.float32(1) if clipped else asked.weight[b]
@@ -539,13 +538,17 @@ def _each(first: int, last: int, entity: Array, relation: Array, starts: Array, 
             if masked and not limits.row_mask[a]:
                 ga[:] = 0
             of_k, of_a = _square(gk), _square(ga)
-            norm = np.sqrt(square + of_k + of_a + _square(gr))
+            norm = np.sqrt(square + of_k + of_a + (np.float32(0) if limits.entities_only else _square(gr)))
             found.norm[b] = norm
             clip = limits.clip[party]
             factor = np.float32(1) if norm <= clip else clip / norm
             if not norm < np.inf:  # nor if it is NaN
                 factor = np.float32(0)
-            _scale(gr, factor)
+            if limits.entities_only:
+                for d in range(len(gr)):
+                    gr[d] = gr[d] if norm < np.inf and abs(gr[d]) < np.inf else np.float32(0)
+            else:
+                _scale(gr, factor)
             _scale(gk, _within(factor, np.sqrt(of_k), limits.row_clip))
             _scale(ga, _within(factor, np.sqrt(of_a), limits.row_clip))
             for i in range(count):
@@ -688,9 +691,8 @@ class Numba(Fused):
 
 def limits_of(rule: Rule) -> Limits:
     if not isinstance(rule, Clipped):
-        return Limits(np.zeros(0, np.float32), np.zeros(0, np.bool_), np.float32(-1), np.float32(1))
+        return Limits(np.zeros(0, np.float32), np.zeros(0, np.bool_), np.float32(-1), np.float32(1), False)
     mask = np.zeros(0, np.bool_) if rule.row_mask is None else rule.row_mask.contiguous().numpy()
     clip = rule.clip.float().contiguous().numpy()
-    return Limits(
-        clip, mask, np.float32(-1 if rule.row_clip is None else rule.row_clip), np.float32(rule.relation_scale)
-    )
+    row_clip = np.float32(-1 if rule.row_clip is None else rule.row_clip)
+    return Limits(clip, mask, row_clip, np.float32(rule.relation_scale), rule.entities_only)

@@ -16,7 +16,7 @@ OF_SGD, OF_ADAGRAD = KINDS[SGD], KINDS[Adagrad]
 
 @jit
 def _move(first: int, last: int, kind: int, table: Array, gradient: Array, memory: Array, square: Array, owner: Array,
-          divisor: Array, active: Array, rate: Array, root: Array, beta1: Any, beta2: Any, new1: Any, new2: Any,
+          divisor: Array, active: Array, rate: Array, root: Array, which: Array, beta1: Any, beta2: Any, new1: Any, new2: Any,
           eps: Any, frozen: int) -> None:  # fmt: skip
     """Rows first to last. new1, new2: 1 - beta1 and 1 - beta2, which float32 numbers would not give exactly enough."""
     one, width = np.float32(1), table.shape[1]
@@ -31,9 +31,10 @@ def _move(first: int, last: int, kind: int, table: Array, gradient: Array, memor
                 continue
         if active[party]:
             over, pace, second = one / divisor[party], rate[party], one / root[party]
+            own = row + which[party] * len(table)
             for d in range(width):
                 g = gradient[row, d] * over
-                m = memory[row, d]
+                m = memory[own, d]
                 if kind == OF_SGD:
                     m = beta1 * m + g
                     update = m
@@ -42,19 +43,20 @@ def _move(first: int, last: int, kind: int, table: Array, gradient: Array, memor
                     update = g / (np.sqrt(m) + eps)
                 else:
                     m = m + new1 * (g - m)
-                    v = beta2 * square[row, d] + new2 * g * g
-                    square[row, d] = v
+                    v = beta2 * square[own, d] + new2 * g * g
+                    square[own, d] = v
                     update = m / (np.sqrt(v) * second + eps)
-                memory[row, d] = m
+                memory[own, d] = m
                 if d < moving:
                     table[row, d] -= pace * update
         gradient[row] = 0
 
 
 def move(optimizer: Optimizer, table: Tensor, gradient: Tensor, memory: list[Tensor], owner: Tensor, divisor: Tensor,
-         active: Tensor, corrected: tuple[Tensor, Tensor], frozen: int) -> None:  # fmt: skip
+         active: Tensor, corrected: tuple[Tensor, Tensor], which: Tensor, frozen: int) -> None:  # fmt: skip
     """See `tacit.kernels.moves.Mover`."""
-    arrays = [tensor.numpy() for tensor in (table, gradient, memory[0], memory[-1], owner, divisor, active, *corrected)]
+    tensors = (table, gradient, memory[0], memory[-1], owner, divisor, active, *corrected, which)
+    arrays = [tensor.numpy() for tensor in tensors]
     kept, eps = betas(optimizer), getattr(optimizer, "eps", 0.0)
     numbers = [np.float32(number) for number in (*kept, *(1 - beta for beta in kept), eps)]
     shared_out(len(table), table.numel(), _move, KINDS[type(optimizer)], *arrays, *numbers, frozen)

@@ -79,7 +79,11 @@ class Fused:
         sampled = chunk.negatives is not None or chunk.pool is not None
         whole = chunk.drop_entity is None and chunk.drop_relation is None and tables.entity.dtype == torch.float32
         clipped = isinstance(rule, Clipped)
-        alone = not clipped or bool((chunk.unit == torch.arange(len(chunk), device=chunk.unit.device)).all())
+        alone = (
+            not clipped
+            or chunk.unit is None
+            or bool((chunk.unit == torch.arange(len(chunk), device=chunk.unit.device)).all())
+        )
         parts = rule.part == "both" or self.objective.loss.apart
         if not (self.covers() and sampled and whole and alone and parts):
             return self.others.accumulate(tables, chunk, rule, into)

@@ -229,7 +229,7 @@ def _example(
     number, ahead, parties_total, queries, pulls,
     N: tl.constexpr, BN: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MODEL: tl.constexpr,
     LOSS: tl.constexpr, POOL: tl.constexpr, CLIPPED: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
-    PRIOR: tl.constexpr, POSITIVE: tl.constexpr, NEGATIVE: tl.constexpr,
+    ONLY: tl.constexpr, PRIOR: tl.constexpr, POSITIVE: tl.constexpr, NEGATIVE: tl.constexpr,
     SUMMED: tl.constexpr, ONCE: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """One example: its loss, and what it adds to the gradients."""
@@ -409,11 +409,12 @@ def _example(
                 gay = tl.where(on_a != 0, gay, 0.0)
             of_k = tl.sum(gkx * gkx, 0)
             of_a = tl.sum(gax * gax, 0)
-            square += tl.sum(grx * grx, 0)
+            if not ONLY:
+                square += tl.sum(grx * grx, 0)
             if WIDE:
                 of_k += tl.sum(gky * gky, 0)
                 of_a += tl.sum(gay * gay, 0)
-                if MODEL == COMPLEX:
+                if (MODEL == COMPLEX) and not ONLY:
                     square += tl.sum(gry * gry, 0)
             norm = tl.sqrt(square + of_k + of_a)
             tl.store(norms + b, norm)
@@ -422,6 +423,12 @@ def _example(
             factor = tl.where(norm <= clip, 1.0, clip / norm)
             fk = factor
             fa = factor
+            if ONLY:
+                grx = tl.where(tl.abs(grx) < float("inf"), grx, 0.0)
+                gry = tl.where(tl.abs(gry) < float("inf"), gry, 0.0)
+            else:
+                grx = grx * factor
+                gry = gry * factor
             if ROWS:
                 long_k = tl.sqrt(of_k) * factor
                 long_a = tl.sqrt(of_a) * factor
@@ -429,12 +436,12 @@ def _example(
                 fa = factor * tl.where(long_a > row_clip, row_clip / long_a, 1.0)
             tl.atomic_add(g_entity + k * EW + d, gkx * fk, mask=in_d & finite, sem="relaxed")
             tl.atomic_add(g_entity + a * EW + d, gax * fa, mask=in_d & finite, sem="relaxed")
-            tl.atomic_add(g_relation + r * RW + d, grx * factor, mask=in_d & finite, sem="relaxed")
+            tl.atomic_add(g_relation + r * RW + d, grx, mask=in_d & finite, sem="relaxed")
             if WIDE:
                 tl.atomic_add(g_entity + k * EW + D + d, gky * fk, mask=in_d & finite, sem="relaxed")
                 tl.atomic_add(g_entity + a * EW + D + d, gay * fa, mask=in_d & finite, sem="relaxed")
                 if MODEL == COMPLEX:
-                    tl.atomic_add(g_relation + r * RW + D + d, gry * factor, mask=in_d & finite, sem="relaxed")
+                    tl.atomic_add(g_relation + r * RW + D + d, gry, mask=in_d & finite, sem="relaxed")
             if NEGATIVE:
                 if POOL:
                     tl.debug_barrier()  # the second pass has written what is read here
@@ -579,6 +586,7 @@ class Triton(Fused):
             *(summed or (losses, losses, 0)), len(self.layout), queries, pulls,
             N=count, BN=rows, NP=several, D=dim, DP=wide, MODEL=n.model, LOSS=n.loss, POOL=pooled, CLIPPED=clipped,
             MASKED=clipped and how.row_mask is not None, ROWS=clipped and how.row_clip is not None,
+            ONLY=clipped and how.entities_only,
             PRIOR=prior is not None, POSITIVE=n.positive, NEGATIVE=n.negative,
             SUMMED=summed is not None, ONCE=once, SMALL=tables.entity.numel() < 1 << 31,
             num_warps=WARPS_FEW if few else WARPS, maxnreg=None if few or clipped else REGISTERS,

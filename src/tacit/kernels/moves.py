@@ -20,12 +20,13 @@ KINDS: dict[type[Optimizer], int] = {SGD: 0, Adagrad: 1, Adam: 2}
 class Mover(Protocol):
     """Moves the rows of active parties, and empties the gradient of all. `frozen`: so many last numbers of a row stay.
 
-    `owner`: (rows,) the party of each. `divisor`, `active`: (parties,). `corrected`: see `corrections`.
+    `owner`: (rows,) the party of each. `divisor`, `active`: (parties,). `corrected`: see `corrections`. `which`:
+    (parties,) which of several memories, one after the other in its tables.
     """
 
     def __call__(
         self, optimizer: Optimizer, table: Tensor, gradient: Tensor, memory: list[Tensor], owner: Tensor,
-        divisor: Tensor, active: Tensor, corrected: tuple[Tensor, Tensor], frozen: int,
+        divisor: Tensor, active: Tensor, corrected: tuple[Tensor, Tensor], which: Tensor, frozen: int,
     ) -> None: ...  # fmt: skip
 
 

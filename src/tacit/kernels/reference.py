@@ -7,7 +7,7 @@ example depends on another, what arrives at an example's copies is the gradient 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -96,6 +96,8 @@ class Reference:
     def _clipped(self, tables: Tables, chunk: Chunk, rule: Clipped, into: Gradients) -> tuple[Tensor, Tensor]:
         found = row_gradients(self, tables, chunk, rule.part)
         entity, relation = found.entity.values, found.relation.values * rule.relation_scale
+        if rule.entities_only:
+            relation, plain = torch.zeros_like(relation), relation
         if rule.row_mask is not None:
             entity = torch.where(rule.row_mask[found.entity.row][:, None], entity, 0.0)
         scaled = RowGradients(
@@ -113,7 +115,11 @@ class Reference:
             length = torch.linalg.vector_norm(entity, dim=-1)
             entity = _times(entity, torch.where(length > rule.row_clip, rule.row_clip / length, 1.0))
         into.add_entities(found.entity.row, entity)
-        into.add_relations(found.relation.row, _times(relation, factor[found.relation.unit]))
+        if rule.entities_only:
+            relation = torch.where(norms.isfinite()[found.relation.unit][:, None] & plain.isfinite(), plain, 0.0)
+        else:
+            relation = _times(relation, factor[found.relation.unit])
+        into.add_relations(found.relation.row, relation)
         for buffer, tensor in zip(into.tables.shared, found.shared, strict=True):
             buffer.index_add_(0, found.party, _times(tensor, factor))
         return found.loss, norms
@@ -280,10 +286,13 @@ class Reference:
 def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPart = "both") -> RowGradients:
     """The gradient of every unit, for tests, audits and the clipped rule: repeats of a row in a unit are merged."""
     kernel._check(part)
-    there = chunk.weight != 0
-    units = int(chunk.unit[there].max()) + 1 if bool(there.any()) else 0
+    there, of = chunk.weight != 0, chunk.unit
+    if of is None:
+        of = torch.arange(len(chunk), device=chunk.head.device)
+        chunk = replace(chunk, unit=of)
+    units = int(of[there].max()) + 1 if bool(there.any()) else 0
     party = torch.zeros(units, dtype=torch.int64, device=chunk.head.device)
-    party[chunk.unit[there]] = chunk.party[there]
+    party[of[there]] = chunk.party[there]
     loss = tables.entity.new_zeros(len(chunk))
     entity: list[tuple[Tensor, Tensor, Tensor]] = []
     relation: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -293,7 +302,7 @@ def row_gradients(kernel: Reference, tables: Tables, chunk: Chunk, part: LossPar
         wanted = _only(part, *kernel._losses(piece, leaves))
         gradients = _backward(wanted.sum(), leaves)
         loss[index] = wanted.detach()
-        unit = piece.unit
+        unit = of[index]
         entity += [(unit, piece.head, gradients["head"]), (unit, piece.tail, gradients["tail"])]
         relation.append((unit, piece.relation, gradients["relation"]))
         if "everyone" in gradients:

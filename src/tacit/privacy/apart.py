@@ -54,6 +54,6 @@ class PublicNegatives:
         head, relation, tails = self.draw()
         # What is asked for has no answer: where an example has one stands the head, which the negative part leaves out.
         chunk = Chunk(head, relation, head, party, self.nothing.bool(), active[party].to(cohort.tables.entity.dtype),
-                      self.slot, negatives=tails)  # fmt: skip
+                      negatives=tails)  # fmt: skip
         losses, _ = self.kernel.accumulate(cohort.tables, chunk, Plain("negative"), cohort.gradients)
         return losses.double().reshape(len(active), -1).sum(1)

@@ -474,8 +474,15 @@ class DPFLames(Published):
 class DPKGE(Published):
     """DPKGE as printed (Han et al. 2022): `confidential` is what is sound of it.
 
-    percentile: the clip is that percentile of the batch's norms, unless `clip` gives one. delta: the paper has 1 / the
-    number of training triples.
+    Attributes
+    ----------
+    percentile
+        The clip is that percentile of the batch's norms, unless `clip` gives one.
+    delta
+        The paper has 1 / the number of training triples.
+    optimizers
+        2: confidential and unrestricted batches have an optimizer each, which remembers nothing of the other's
+        gradients. The paper has one, and its figures look like two (`docs/papers/dpkge.md`).
     """
 
     why = (
@@ -485,9 +492,12 @@ class DPKGE(Published):
     orders = GAUSSIAN_ORDERS
     percentile: float = 20.0
     clip: float | None = None
+    optimizers: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.optimizers not in (1, 2):
+            raise BadValue(f"optimizers is 1 or 2, not {self.optimizers}")
         if not 0 < self.percentile <= 100:
             raise BadValue(f"percentile is above 0 and at most 100, not {self.percentile}")
         if self.clip is not None and not self.clip > 0:

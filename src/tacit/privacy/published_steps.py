@@ -20,7 +20,7 @@ from tacit.draws import Purpose, Stream, below, bits, party_normals, party_words
 from tacit.errors import TacitError
 from tacit.examples import Examples
 from tacit.graph import Graph
-from tacit.kernels.contract import ABSENT, Kernel
+from tacit.kernels.contract import ABSENT, Chunk, Clipped, Kernel
 from tacit.kernels.fused import Fused
 from tacit.kernels.rows import First, add_noise, add_times
 from tacit.models import Part
@@ -244,7 +244,14 @@ class FLamesSteps(PublishedSteps):
         early = torch.arange(min(max(many), 4 * self.batch + 1), device=self.device)[None]
         self.early = torch.where(early < torch.tensor(many, device=self.device)[:, None], early, BEYOND)
         """(parties, places): the first rows of each party, more than a batch can touch and the selection can take."""
-        self.replays = isinstance(kernel, Fused) and kernel.covers()
+        self.kernel, self.replays = kernel, isinstance(kernel, Fused) and kernel.covers()
+        # As printed, clips are of the entity matrix alone; what relations get is neither clipped nor noisy.
+        self.rule = Clipped(
+            torch.full((len(graphs),), privatizer.clip, device=self.device), privatizer.row_clip, part="positive",
+            entities_only=True,
+        )  # fmt: skip
+        self.tails = torch.zeros(len(graphs) * self.batch, dtype=torch.bool, device=self.device)
+        self.none = torch.full((len(self.tails), 1), ABSENT, device=self.device)
         self.negatives = PublicNegatives(
             cohort, kernel, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
             pairs=privatizer.pairs != "random",
@@ -265,23 +272,12 @@ class FLamesSteps(PublishedSteps):
 
     def _positives(self, row: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         """Add up the positive parts, clipped; (parties,) sums of losses, and (parties, 2 batch) rows."""
-        tables, into, privatizer = self.cohort.tables, self.cohort.gradients.tables, self.privatizer
+        tables = self.cohort.tables
         h, r, t = self.examples.triples[row].unbind(-1)
-        leaves = gathered(tables.entity[h], tables.relation[r], tables.entity[t])
-        with torch.enable_grad():
-            score = self.objective.scorer.score(*leaves)
-            loss, _ = self.objective.loss(score.reshape(-1), *_no_negatives(score))
-            loss = loss.reshape(score.shape)
-            head, relation, tail = torch.autograd.grad(torch.where(there, loss, 0.0).sum(), leaves)
-        loop = (h == t)[..., None]
-        head, tail = torch.where(loop, head + tail, head), torch.where(loop, 0.0, tail)
-        # As printed, clips are of the entity matrix alone; what relations get is neither clipped nor noisy.
-        head, tail = (shortened(part, privatizer.row_clip) for part in clipped((head, tail), privatizer.clip, there))
-        relation = torch.where(there[..., None] & relation.isfinite(), relation, 0.0)
-        into.entity.index_add_(0, h.reshape(-1), head.flatten(0, 1))
-        into.entity.index_add_(0, t.reshape(-1), tail.flatten(0, 1))
-        into.relation.index_add_(0, r.reshape(-1), relation.flatten(0, 1))
-        return torch.where(there, loss.detach(), 0.0).double().sum(1), torch.cat([h, t], 1)
+        chunk = Chunk(h.reshape(-1), r.reshape(-1), t.reshape(-1), self.negatives.party, self.tails,
+                      there.reshape(-1).to(tables.entity.dtype), negatives=self.none)  # fmt: skip
+        losses, _ = self.kernel.accumulate(tables, chunk, self.rule, self.cohort.gradients)
+        return losses.double().reshape(there.shape).sum(1), torch.cat([h, t], 1)
 
     def _select(self, touched: Tensor, there: Tensor, active: Tensor) -> None:
         """Algorithm 2, and noise on the rows it gives; all others lose what was added up.
@@ -333,6 +329,8 @@ class DPKGESteps(PublishedSteps):
         super().__init__(privatizer, cohort, examples, kernel, graphs)
         self.privatizer = privatizer
         self.percentile = torch.full((len(graphs), 1), privatizer.percentile, device=self.device)
+        self.apart = torch.full((len(graphs),), privatizer.optimizers == 2, device=self.device)
+        """Which parties' confidential batches have an optimizer of their own."""
         marks = [_marked(graph) for graph in graphs]
         starts = [int(start) for start in examples.start[:-1]]
         self.sets = [
@@ -371,6 +369,7 @@ class DPKGESteps(PublishedSteps):
         )
         self.sigma.copy_(torch.tensor([each.sigma for each in privatizers]))
         self.percentile.copy_(torch.tensor([[each.percentile] for each in privatizers]))
+        self.apart.copy_(torch.tensor([each.optimizers == 2 for each in privatizers]))
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"published.done": self.done}
@@ -401,6 +400,7 @@ class DPKGESteps(PublishedSteps):
         self.count += there.sum(1)
         self.done += torch.stack([private & active, ~private & active])
         self.released += private & active
+        cohort.which.copy_(private & self.apart)
         cohort.move(self.divisor, active)
         self.number += 1
 
@@ -519,23 +519,6 @@ def cut(norm: Tensor, clip: Any, there: Tensor) -> Tensor:
     """What a sample of this norm is multiplied by; 0: it is absent, or not finite, and adds nothing."""
     factor = torch.where(norm > 0, (clip / norm).clamp(max=1.0), 1.0)
     return torch.where(there & norm.isfinite(), factor, 0.0)
-
-
-def clipped(parts: Sequence[Tensor], clip: Any, there: Tensor) -> tuple[Tensor, ...]:
-    """One norm over all rows of a sample, cut to the clip."""
-    factor = cut(length(parts), clip, there)[..., None]
-    return tuple(torch.where(factor == 0, 0.0, part * factor) for part in parts)
-
-
-def shortened(rows: Tensor, most: float) -> Tensor:
-    """Each row cut to a length."""
-    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return torch.where(norm > most, rows * (most / norm), rows)
-
-
-def _no_negatives(score: Tensor) -> tuple[Tensor, Tensor]:
-    none = score.new_zeros(score.numel(), 1)
-    return none, torch.zeros_like(none, dtype=torch.bool)
 
 
 def _marked(graph: Graph) -> np.ndarray:
