@@ -454,10 +454,10 @@ def begun_together(settings: Sequence[Settings], graphs: Sequence[Graph], device
         weights = [relation_weights(graph)] if wanted.scorer.statistics else None
         begun.append(Tables.begin(wanted.scorer, wanted.dim, own, seed=wanted.seed, weights=weights))
     stacked = Tables(torch.cat([tables.entity for tables in begun]), torch.cat([tables.relation for tables in begun]))
-    if any(wanted.privacy.optimizers > 1 for wanted in settings):
-        first = replace(first, privacy=replace(first.privacy, optimizers=2))
-    fit = Fit(first, graphs, tables=stacked, device=device)
-    fit.published.differ([wanted.seed for wanted in settings], [wanted.privacy for wanted in settings])
+    mechanisms = [wanted.privacy for wanted in settings if isinstance(wanted.privacy, DPKGE)]
+    most = replace(mechanisms[0], optimizers=max(each.optimizers for each in mechanisms))
+    fit = Fit(replace(first, privacy=most), graphs, tables=stacked, device=device)
+    fit.published.differ([wanted.seed for wanted in settings], mechanisms)
     return fit
 
 

@@ -49,8 +49,8 @@ class Chunk:
     weight
         (b,): factor of the example's loss. 0: the example is padding, and changes nothing.
     unit
-        (b,) int64 from 0 on: examples of one unit are clipped as one (both sides of a triple, a group of triples). None:
-        each is a unit of its own.
+        (b,) int64 from 0 on: examples of one unit are clipped as one (both sides of a triple, a group of triples).
+        None: each is a unit of its own.
     negatives
         (b, n): candidates of each example's own, or ABSENT.
     pool

@@ -16,8 +16,8 @@ OF_SGD, OF_ADAGRAD = KINDS[SGD], KINDS[Adagrad]
 
 @jit
 def _move(first: int, last: int, kind: int, table: Array, gradient: Array, memory: Array, square: Array, owner: Array,
-          divisor: Array, active: Array, rate: Array, root: Array, which: Array, beta1: Any, beta2: Any, new1: Any, new2: Any,
-          eps: Any, frozen: int) -> None:  # fmt: skip
+          divisor: Array, active: Array, rate: Array, root: Array, which: Array, beta1: Any, beta2: Any, new1: Any,
+          new2: Any, eps: Any, frozen: int) -> None:  # fmt: skip
     """Rows first to last. new1, new2: 1 - beta1 and 1 - beta2, which float32 numbers would not give exactly enough."""
     one, width = np.float32(1), table.shape[1]
     moving = width - frozen

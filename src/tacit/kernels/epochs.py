@@ -66,9 +66,8 @@ class Epochs:
             raise TacitError("noise needs a clip and a divisor that does not depend on the triples")
         if divisor is not None and not 0 < divisor < float("inf"):
             raise TacitError(f"the divisor is above 0, not {divisor}")
-        if isinstance(rule, Clipped):
-            if examples.negatives.sides == "both":
-                raise TacitError("both sides of a triple are one unit, and these kernels clip each side by itself")
+        if isinstance(rule, Clipped) and examples.negatives.sides == "both":
+            raise TacitError("both sides of a triple are one unit, and these kernels clip each side by itself")
         if rule is not None and rule.part != "both" and not kernel.objective.loss.apart:
             raise TacitError("this loss has no positive and negative part of its own")
         self.cohort, self.examples, self.kernel, device = cohort, examples, kernel, cohort.tables.entity.device

@@ -525,6 +525,7 @@ class Dirac:
         ours = torch.isin(chunk.head, self.rows) & (chunk.weight != 0)
         rest = replace(chunk, weight=torch.where(ours, torch.zeros_like(chunk.weight), chunk.weight))
         found = self.kernel.accumulate(tables, rest, rule, into)
+        assert chunk.unit is not None
         unit = chunk.unit[ours]  # of two examples of a triple each adds a half
         row = torch.minimum(chunk.head[ours], chunk.tail[ours])
         values = tables.entity.new_zeros(len(row), tables.entity.shape[1])
