@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tacit import datasets
 from tacit.cli import app, show
 from tacit.cli.reproduce import _attacks as told_by_attacks
+from tacit.cli.reproduce import _figures as told_by_figures
 from tacit.clinic import clinic
 from tacit.errors import BadInput, TacitError
 from tacit.parties import pool
@@ -476,3 +477,28 @@ def test_cells_that_train_together_are_as_each_alone(tmp_path, scorer):
         ours, theirs = (each["published_accounting"]["by"] for each in (row, alone))
         assert ours == pytest.approx(theirs) if cell.marked["share"] and not cell.marked["drop"] else ours == theirs
         assert row.keys() - {"together"} == alone.keys()
+
+
+def test_seeds_of_a_setting_are_one_line(monkeypatch):
+    """Their mean and how far they are apart; what a paper's accounting says stands apart from what is claimed."""
+
+    def row(setting, seed, mrr, **more):
+        return {"table": "t", "dataset": "d", "parts": 1, "scorer": "transe", "setting": setting, "seed": seed,
+                "metrics": {"mrr": mrr, "hits10": 2 * mrr, "mr": 1000 * mrr}, "goal": None,
+                "published": {"Some et al.": {"mr": 250.4, "hits10": 0.4}},
+                "settings": {"evaluation": {"sides": "both"}}} | more  # fmt: skip
+
+    printed = []
+    monkeypatch.setattr(show, "table", lambda *columns, rows, **_: printed.append((columns, list(rows))))
+    accounts = [{"published_accounting": {"epsilon": value}} for value in (3.0, 4.5)]
+    told_by_figures([], [row("a", 0, 0.1, **accounts[0]), row("a", 1, 0.3, **accounts[1]), row("b", 0, 0.25)])
+    [(columns, [a, b])] = printed
+    assert columns == ("", "MRR", "Hits@10", "MR", "published", "published accounting")
+    published = "Hits@10 0.400, MR 250 Some et al."
+    assert a == ["a", "0.200 ± 0.141", "0.400 ± 0.283", "200 ± 141", published, "4.5"]
+    assert b == ["b", "0.250", "0.500", "250", published, ""]
+    printed.clear()
+    told_by_figures([], [row("a", 0, 0.1, goal=0.2, published={}, epsilon=8.0)])
+    assert printed == [
+        (("", "MRR", "Hits@10", "epsilon", "goal"), [["a", "0.100", "0.200", "8", "0.200, not reached"]])
+    ]

@@ -42,6 +42,7 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -271,6 +272,20 @@ def _filled(setting: str, values: Mapping[str, Any]) -> str:
         return f"{found:g}" if isinstance(found, float) else str(found)
 
     return re.sub(r"\{([a-z_.]+)\}", value, setting)
+
+
+def of_each_setting(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Lines of one table, dataset, number of parts, scorer and setting together; the latest of each seed."""
+    groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("table", "dataset", "parts", "scorer", "setting"))
+        groups.setdefault(key, {})[row["seed"]] = row
+    return [list(own.values()) for own in groups.values()]
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and the standard deviation if there are several."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def with_marks(cell: Cell, graph: Graph) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -96,19 +97,48 @@ def reproduce(
 
 
 def _figures(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
-    """What each cell reached, beside the published."""
-    lines = []
-    for cell, row in zip(cells, rows, strict=True):
-        found = row["metrics"]
-        others = ", ".join(f"{f['mrr']:.3f} {who}" for who, f in row["published"].items() if "mrr" in f)
-        goal = "" if row["goal"] is None else f"{row['goal']:.3f}"
-        if row["goal"] is not None and found["mrr"] < row["goal"]:
-            goal += ", not reached"
-        took = f"{row['seconds']:,.0f} s"
-        lines.append((cell.name, f"{found['mrr']:.4f}", f"{found['hits10']:.4f}", others, goal, took))
+    """What was reached, a mean and how far seeds are apart where there are several, beside the published."""
+    from tacit.reproduction import of_each_setting, spread
+
+    def told(some: Sequence[Mapping[str, Any]], name: str) -> str:
+        digits = 0 if name == "mr" else 3
+        mean, apart = spread([row["metrics"][name] for row in some])
+        return f"{mean:,.{digits}f}" + (f" ± {apart:,.{digits}f}" if apart is not None else "")
+
+    def published(figures: dict[str, float]) -> str:
+        wanted = {"mrr": "MRR"} if "mrr" in figures else {"hits10": "Hits@10", "hits1": "Hits@1", "mr": "MR"}
+        numbers = {name: f"{figures[name]:,.{0 if name == 'mr' else 3}f}" for name in wanted if name in figures}
+        return ", ".join(f"{wanted[name]} {number}" for name, number in numbers.items())
+
+    def place(some: Sequence[Mapping[str, Any]]) -> tuple[str, int, str]:
+        return some[0]["dataset"], some[0]["parts"], some[0]["scorer"]
+
     sides = {row["settings"]["evaluation"]["sides"] for row in rows}
-    title = f"Test split, sides: {', '.join(sorted(sides))}, filtered, ties count half"
-    show.table("", "MRR", "Hits@10", "published MRR", "goal", "took", rows=lines, title=title)
+    show.say(f"Test split, sides: {', '.join(sorted(sides))}, filtered, ties count half.")
+    by_rank = any("mr" in figures for row in rows for figures in row["published"].values())
+    for (dataset, parts, scorer), settings in groupby(sorted(of_each_setting(rows), key=place), place):
+        lines = []
+        for some in settings:
+            first, found = some[0], [told(some, name) for name in ("mrr", "hits10", "mr")]
+            others = [(published(figures), who) for who, figures in first["published"].items()]
+            goal = "" if first["goal"] is None else f"{first['goal']:.3f}"
+            if first["goal"] is not None and spread([row["metrics"]["mrr"] for row in some])[0] < first["goal"]:
+                goal += ", not reached"
+            costs = (row.get("epsilon") for row in some), (_accounted(row) for row in some)
+            highest = (max((cost for cost in each if cost is not None), default=None) for each in costs)
+            cost = ("" if epsilon is None else f"{epsilon:.3g}" for epsilon in highest)
+            lines.append((first["setting"], *found, "; ".join(f"{f} {who}" for f, who in others if f), *cost, goal))
+        title = f"{dataset}, {scorer}" if parts == 1 else f"{dataset}, {parts} parties, {scorer}"
+        columns = ["", "MRR", "Hits@10", "MR", "published", "epsilon", "published accounting", "goal"]
+        kept = [at for at in range(len(columns)) if at < 3 or (at == 3 and by_rank)
+                or (at > 3 and any(line[at] for line in lines))]  # fmt: skip
+        show.table(*(columns[at] for at in kept), rows=[[line[at] for at in kept] for line in lines], title=title)
+
+
+def _accounted(row: Mapping[str, Any]) -> float | None:
+    """The epsilon of a paper's own accounting, which is no claim."""
+    found: float | None = (row.get("published_accounting") or {}).get("epsilon")
+    return found
 
 
 def _attacks(cells: list[Cell], rows: list[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ from tacit.peers.learner import Pairing
 from tacit.peers.meeting import Meeting, Scores, continued, independent, meet, unified
 from tacit.peers.ppat import PPAT
 from tacit.privacy.privatizers import Sound
-from tacit.reproduction import Cell, divide, line
+from tacit.reproduction import Cell, divide, line, of_each_setting, spread
 from tacit.settings import Settings, checked_section, plain_section
 
 KEYS = {"setting": str, "names": list, "split": list, "rename": bool, "scorers": list}
@@ -182,21 +182,13 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     A gain is the mean of differences to the control of the same seed; without a control of every seed there is none.
     """
     controls = {row["control"]: row["metrics"] for row in rows if row["peers"]["setting"] == CONTROL}
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["table"], row["dataset"], row["parts"], row["scorer"], row["setting"]), []).append(row)
     found = []
-    for (table, dataset, parts, scorer, setting), some_rows in groups.items():
-        own = {row["seed"]: row for row in some_rows}.values()  # the latest of each seed
-        figures = {name: _spread([row["metrics"][name] for row in own]) for name in FIGURES}
+    for own in of_each_setting(rows):
+        figures = {name: spread([row["metrics"][name] for row in own]) for name in FIGURES}
         gains = None
-        if all(row["control"] in controls for row in own) and next(iter(own))["peers"]["setting"] != CONTROL:
-            gains = {name: _spread([row["metrics"][name] - controls[row["control"]][name] for row in own])
+        if all(row["control"] in controls for row in own) and own[0]["peers"]["setting"] != CONTROL:
+            gains = {name: spread([row["metrics"][name] - controls[row["control"]][name] for row in own])
                      for name in FIGURES}  # fmt: skip
-        found.append({"table": table, "dataset": dataset, "parts": parts, "scorer": scorer, "setting": setting,
-                      "seeds": len(own), "metrics": figures, "gain": gains})  # fmt: skip
+        about = {name: own[0][name] for name in ("table", "dataset", "parts", "scorer", "setting")}
+        found.append(about | {"seeds": len(own), "metrics": figures, "gain": gains})
     return found
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float | None]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
