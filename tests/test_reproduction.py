@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -484,21 +485,21 @@ def test_seeds_of_a_setting_are_one_line(monkeypatch):
 
     def row(setting, seed, mrr, **more):
         return {"table": "t", "dataset": "d", "parts": 1, "scorer": "transe", "setting": setting, "seed": seed,
-                "metrics": {"mrr": mrr, "hits10": 2 * mrr, "mr": 1000 * mrr}, "goal": None,
-                "published": {"Some et al.": {"mr": 250.4, "hits10": 0.4}},
+                "metrics": {"mrr": mrr, "hits10": 2 * mrr, "mr": 1000 * mrr}, "goal": None, "published": {},
                 "settings": {"evaluation": {"sides": "both"}}} | more  # fmt: skip
 
     printed = []
     monkeypatch.setattr(show, "table", lambda *columns, rows, **_: printed.append((columns, list(rows))))
     accounts = [{"published_accounting": {"epsilon": value}} for value in (3.0, 4.5)]
-    told_by_figures([], [row("a", 0, 0.1, **accounts[0]), row("a", 1, 0.3, **accounts[1]), row("b", 0, 0.25)])
+    cell = SimpleNamespace(published={"Some et al.": {"mr": 250.4, "hits10": 0.4}})
+    told_by_figures([cell] * 3, [row("a", 0, 0.1, **accounts[0]), row("a", 1, 0.3, **accounts[1]), row("b", 0, 0.25)])
     [(columns, [a, b])] = printed
     assert columns == ("", "MRR", "Hits@10", "MR", "published", "published accounting")
     published = "Hits@10 0.400, MR 250 Some et al."
     assert a == ["a", "0.200 ± 0.141", "0.400 ± 0.283", "200 ± 141", published, "4.5"]
     assert b == ["b", "0.250", "0.500", "250", published, ""]
     printed.clear()
-    told_by_figures([], [row("a", 0, 0.1, goal=0.2, published={}, epsilon=8.0)])
-    assert printed == [
-        (("", "MRR", "Hits@10", "epsilon", "goal"), [["a", "0.100", "0.200", "8", "0.200, not reached"]])
-    ]
+    told_by_figures([SimpleNamespace(published={})], [row("a", 0, 0.1, goal=0.2, epsilon=8.0)])
+    [(columns, lines)] = printed
+    assert columns == ("", "MRR", "Hits@10", "epsilon", "goal")
+    assert lines == [["a", "0.100", "0.200", "8", "0.200, not reached"]]

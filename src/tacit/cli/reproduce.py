@@ -113,6 +113,8 @@ def _figures(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
     def place(some: Sequence[Mapping[str, Any]]) -> tuple[str, int, str]:
         return some[0]["dataset"], some[0]["parts"], some[0]["scorer"]
 
+    # Figures as the cells have them now: lines that were kept may be older.
+    rows = [row | {"published": cell.published} for cell, row in zip(cells, rows, strict=True)]
     sides = {row["settings"]["evaluation"]["sides"] for row in rows}
     show.say(f"Test split, sides: {', '.join(sorted(sides))}, filtered, ties count half.")
     by_rank = any("mr" in figures for row in rows for figures in row["published"].values())
