@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -502,7 +503,25 @@ def check_rows(kernel, rng):
 
 @given(seed=seeds)
 def test_rows_get_their_share_and_their_noise(seed):
-    check_rows(plain_rows, np.random.default_rng(seed))
+    check_rows(pytest.importorskip("tacit.kernels.cpu_rows", exc_type=ImportError), np.random.default_rng(seed))
+
+
+@given(seed=seeds)
+def test_rows_get_the_same_by_torch(seed):
+    """Where there are no kernels: other numbers than float32 have none."""
+    whole = SimpleNamespace(
+        add_times=lambda table, rows, values, factor: by_torch(plain_rows.add_times, table, rows, values, factor),
+        add_noise=lambda table, rows, once, deviation, *draws: by_torch(
+            plain_rows.add_noise, table, rows, once, deviation, *draws
+        ),
+    )
+    check_rows(whole, np.random.default_rng(seed))
+
+
+def by_torch(add, table, *given):
+    double = table.double()
+    add(double, *(each.double() if getattr(each, "dtype", None) == torch.float32 else each for each in given))
+    table.copy_(double)
 
 
 def check_moves(move, rng):

@@ -1,6 +1,6 @@
 """What a mechanism adds to some rows of a table: gradients with a factor each, and noise where a batch was.
 
-Nothing here waits for a GPU, and there each is one launch; by torch it is written out with every product in memory.
+Nothing here waits for a GPU, and there each is one launch; by torch it is written out, with noise for every row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tensor = Any
 
 def add_times(table: Tensor, rows: Tensor, values: Tensor, factor: Tensor) -> None:
     """Add (n, width) values, each times its factor, (n,), to rows; a factor of 0 means nothing, even of what is NaN."""
-    if (kernels := _on_gpu(table)) is not None:
+    if (kernels := _kernels(table)) is not None:
         kernels.add_times(table, rows.contiguous(), values.contiguous(), factor.contiguous())
         return
     table.index_add_(0, rows, torch.where(factor[:, None] == 0, 0.0, values * factor[:, None]))
@@ -32,7 +32,7 @@ def add_noise(
     They are `party_normals`, n x width of each party: simulated noise, whatever places get theirs.
     """
     width = table.shape[1]
-    if (kernels := _on_gpu(table)) is not None:
+    if (kernels := _kernels(table)) is not None:
         kernels.add_noise(table, rows.contiguous(), once, deviation, seeds, purpose, numbers, steps)
         return
     noise = party_normals(seeds, purpose, numbers, steps, rows.shape[1] * width).unflatten(1, (-1, width))
@@ -59,10 +59,16 @@ class First:
 _LAST = torch.iinfo(torch.int64).max
 
 
-def _on_gpu(table: Tensor) -> Any:
-    """The kernels of a GPU, if that is where this table is."""
-    if table.device.type != "cuda" or table.dtype != torch.float32 or find_spec("triton") is None:
+def _kernels(table: Tensor) -> Any:
+    """Those of the device where this table is, if there are any."""
+    if table.dtype != torch.float32:
         return None
-    from tacit.kernels import gpu_rows
+    if table.device.type == "cuda" and find_spec("triton") is not None:
+        from tacit.kernels import gpu_rows
 
-    return gpu_rows
+        return gpu_rows
+    if table.device.type == "cpu" and find_spec("numba") is not None:
+        from tacit.kernels import cpu_rows
+
+        return cpu_rows
+    return None
