@@ -8,6 +8,7 @@ dpflames-fig3  attacks on FedE: the best F1 by round, and the ROC of the last; t
 dpflames-fig4  attacks by epsilon: the best F1 and the AUC; what they find without a defence dashed
 dpflames-fig5  test MRR by epsilon, and what the strongest attack finds at that MRR
 dpkge-fig5     DPKGE: Hits@10 and mean rank by the share of statements that are confidential
+dpkge-loss     DPKGE: the loss, and epsilon by the paper's accounting, epoch by epoch
 ledger-robustness  honest providers' MRR and the liars' success by defence, for each kind of liars
 """
 
@@ -241,6 +242,30 @@ def by_share(rows: list[Row]) -> str:
     return sheet("DPKGE as published, sigma 1, FB15k-237", panels, [])
 
 
+def by_epoch(rows: list[Row]) -> str:
+    """Scorers across; the loss above, what the paper's accounting says below; seed 0."""
+    settings = ["NDP", *(f"DPKGE, sigma {sigma}" for sigma in ("0.7", "1", "1.3", "10"))]
+    panels = []
+    for column, scorer in enumerate(("transe", "transm", "rescal", "distmult")):
+        mine = {row["setting"]: row for row in rows if row["scorer"] == scorer and row["seed"] == 0}
+        top = max(max(mine[setting]["loss"]) for setting in settings[:4])
+        high = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if n >= top)
+        for line, title in enumerate(("loss", "published accounting")):
+            made = panel(column, line, (1, 100), (0, (high, 12)[line]), f"{title}: {NAMES[scorer]}")
+            labels = ((0, high / 2, high), (0, 4, 8, 12))[line]
+            made.grid([(n, str(n)) for n in (1, 50, 100)], [(n, f"{n:g}") for n in labels])
+            for setting, colour in zip(settings, (GREY, *COLOURS), strict=False):
+                row = mine[setting]
+                values = row["loss"] if line == 0 else row["published_accounting"]["by"]
+                shown = [(n, v) for n, v in enumerate(values, 1) if v is not None and v <= (high, 12)[line]]
+                made.series(shown, colour, marks=False)
+            if line == 1:
+                made.text("epoch", WIDTH / 2, HEIGHT + 34, anchor="middle")
+            panels.append(made)
+    return sheet("DPKGE as published, FB15k-237", panels, [(name, colour, False) for name, colour in
+                                                           zip(settings, (GREY, *COLOURS), strict=False)])  # fmt: skip
+
+
 def share_of(row: Row) -> float:
     """The share of statements that are confidential, as the setting's name ends."""
     return float(row["setting"].rsplit(" ", 1)[1])
@@ -282,6 +307,7 @@ FIGURES: dict[str, tuple[str, Draw]] = {
     "dpflames-fig4": ("dpflames-fig4", by_epsilon),
     "dpflames-fig5": ("dpflames-fig4", trade),
     "dpkge-fig5": ("dpkge-fig5", by_share),
+    "dpkge-loss": ("dpkge-table7", by_epoch),
     "ledger-robustness": ("ledger-robustness", defended),
 }
 """By name: the table whose results it shows, and how."""

@@ -126,7 +126,7 @@ def test_published_steps_are_the_same():
         for more in flames:  # clips that cut nothing: rows of one norm, but for rounding, come in any order
             privacy = {"name": "dp-flames", "clip": 50.0, "row_clip": 50.0} | shared | more
             check_same(privacy=privacy, scorer={"name": scorer, "dim": 6}, training={"batch": 16})
-        for more in ({}, {"clip": 0.5}):
+        for more in ({}, {"clip": 0.5}, {"clip": 0.5, "optimizers": 2}):
             privacy = {"name": "dpkge"} | shared | more
             optimizer = {"name": "adagrad" if more else "adam"}
             here, there = check_same(graphs=marked, privacy=privacy, scorer={"name": scorer, "dim": 6},

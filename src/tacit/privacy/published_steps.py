@@ -250,8 +250,8 @@ class FLamesSteps(PublishedSteps):
             torch.full((len(graphs),), privatizer.clip, device=self.device), privatizer.row_clip, part="positive",
             entities_only=True,
         )  # fmt: skip
-        self.tails = torch.zeros(len(graphs) * self.batch, dtype=torch.bool, device=self.device)
-        self.none = torch.full((len(self.tails), 1), ABSENT, device=self.device)
+        self.asks_head = torch.zeros(len(graphs) * self.batch, dtype=torch.bool, device=self.device)
+        self.none = torch.full((len(self.asks_head), 1), ABSENT, device=self.device)
         self.negatives = PublicNegatives(
             cohort, kernel, examples.world, seed=self.seed, batch=self.batch, tails=examples.negatives.count,
             pairs=privatizer.pairs != "random",
@@ -274,7 +274,7 @@ class FLamesSteps(PublishedSteps):
         """Add up the positive parts, clipped; (parties,) sums of losses, and (parties, 2 batch) rows."""
         tables = self.cohort.tables
         h, r, t = self.examples.triples[row].unbind(-1)
-        chunk = Chunk(h.reshape(-1), r.reshape(-1), t.reshape(-1), self.negatives.party, self.tails,
+        chunk = Chunk(h.reshape(-1), r.reshape(-1), t.reshape(-1), self.negatives.party, self.asks_head,
                       there.reshape(-1).to(tables.entity.dtype), negatives=self.none)  # fmt: skip
         losses, _ = self.kernel.accumulate(tables, chunk, self.rule, self.cohort.gradients)
         return losses.double().reshape(there.shape).sum(1), torch.cat([h, t], 1)
