@@ -689,9 +689,10 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("name", list(THEIRS))
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, max_size=3), st.integers(1, 6), seeds)
-def test_steps_are_those_of_torch(name, sizes, steps, seed):
-    """Each party against an optimizer of its own, which takes a step only if the party does."""
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, max_size=3), st.integers(1, 6),
+       st.integers(1, 2), seeds)  # fmt: skip
+def test_steps_are_those_of_torch(name, sizes, steps, memories, seed):
+    """Each party against an optimizer of its own, or several, one of which takes a step only if the party does."""
     rng, (ours, theirs) = np.random.default_rng(seed), THEIRS[name]
     scorer, layout = SCORERS["tucker"](), Layout(*zip(*sizes, strict=True))
     tables = Tables.begin(scorer, 2, layout, seed=seed).like(lambda tensor: tensor.double())
@@ -699,10 +700,11 @@ def test_steps_are_those_of_torch(name, sizes, steps, seed):
         [torch.nn.Parameter(tensor.clone()) for tensor in tables.party(layout, party).tensors().values()]
         for party in range(len(layout))
     ]
-    optimizers = [theirs(parameters) for parameters in alone]
-    cohort, taken = Cohort(scorer, tables, layout, ours), [0] * len(layout)
+    optimizers = [[theirs(parameters) for _ in range(memories)] for parameters in alone]
+    cohort, taken = Cohort(scorer, tables, layout, ours, memories), [0] * len(layout)
     for _ in range(steps):
         active, divisor = torch.from_numpy(rng.random(len(layout)) < 0.8), torch.from_numpy(rng.random(len(layout)) + 1)
+        cohort.which.copy_(torch.from_numpy(rng.integers(0, memories, len(layout))))
         gradients = cohort.gradients
         gradients.add_entities(torch.arange(len(tables.entity)), numbers(rng, *tables.entity.shape))
         gradients.add_relations(torch.arange(len(tables.relation)), numbers(rng, *tables.relation.shape))
@@ -712,7 +714,7 @@ def test_steps_are_those_of_torch(name, sizes, steps, seed):
             rows = gradients.tables.party(layout, party).tensors().values()
             for parameter, gradient in zip(alone[party], rows, strict=True):
                 parameter.grad = (gradient / divisor[party]).clone()
-            optimizers[party].step()
+            optimizers[party][int(cohort.which[party])].step()
         cohort.finish(divisor, active)
         assert all((tensor == 0).all() for tensor in gradients.tensors())
     assert cohort.steps.tolist() == taken

@@ -83,6 +83,19 @@ def test_a_step_leaves_no_row_as_it_was(optimizer):
         assert (tensor != before.tensors()[name]).any(1).all(), name
 
 
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_an_optimizer_of_their_own_keeps_noise_from_plain_steps(optimizers):
+    """Adagrad's memory is the sum of squared gradients: of noise where a step is noisy."""
+    marked = replace(GRAPH, train=replace(GRAPH.train, confidential=np.arange(len(GRAPH.train)) % 2 == 0))
+    fit = fit_of(marked, "confidential", 1e4, optimizer={"name": "adagrad"}, privacy={"optimizers": optimizers})
+    fit.epoch()
+    memory = fit.cohort.memory[0].entity.unflatten(0, (optimizers, -1))
+    assert memory[-1].min() > 1e-3
+    if optimizers == 2:
+        assert memory[0].max() < 10  # gradients of a mean, in as many steps
+        assert memory[-1].median() > 1e3 * memory[0].median()
+
+
 @pytest.mark.parametrize("sides", ["tails", "random", "alternate", "both"])
 @pytest.mark.parametrize("negatives", ["pool", "independent", "random-triples"])
 @settings(max_examples=8, deadline=None)

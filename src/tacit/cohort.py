@@ -77,7 +77,7 @@ class Cohort:
     epochs
         (parties,) int64: how many times each party has gone through its triples. Shuffles follow it.
     moments
-        (parties,) int64: steps since the optimizer's memory was last reset.
+        (parties,) int64: steps since the optimizer's memory was last reset; of several memories (memories, parties).
     pace
         (parties,): what the learning rate is multiplied by; whoever drives the cohort sets it.
     which
@@ -97,6 +97,8 @@ class Cohort:
             torch.zeros(len(layout), dtype=torch.int64, device=device) for _ in range(4)
         )
         self.memories = memories
+        if memories > 1:
+            self.moments = self.moments.repeat(memories, 1)
         self.pace = torch.ones(len(layout), dtype=tables.entity.dtype, device=device)
         self.owner = {part: layout.owner(part, device) for part in PARTS}
         self.movers = {part: self._mover(part) for part in PARTS}
@@ -127,28 +129,38 @@ class Cohort:
         """
         gradients = self.gradients
         self.steps += active
-        self.moments += active
-        corrected = corrections(self.optimizer, self.moments, self.pace)
+        if self.memories == 1:
+            self.moments += active
+            moments = self.moments
+        else:
+            self.moments.scatter_add_(0, self.which[None], active.to(torch.int64)[None])
+            moments = self.moments.gather(0, self.which[None])[0]
+        corrected = corrections(self.optimizer, moments, self.pace)
         for part in PARTS:
             gradient, mover = getattr(gradients.tables, part), self.movers[part]
             if mover is None:
-                self._move(part, divisor, None if whole else active)
+                self._move(part, divisor, moments, None if whole else active)
                 continue
             mover(
                 self.optimizer, getattr(self.tables, part), gradient, [getattr(memory, part) for memory in self.memory],
                 self.owner[part], divisor.float(), active, corrected, self.which,
                 self.scorer.frozen if part == "relation" else 0,
             )  # fmt: skip
-        for which, table in enumerate(self.tables.shared):
+        parties = len(self.layout)
+        for place, table in enumerate(self.tables.shared):
             shape = (-1, *[1] * (table.dim() - 1))
+            own = self.which * parties + torch.arange(parties, device=table.device) if self.memories > 1 else ...
+            memory = [tables.shared[place][own] for tables in self.memory]
             update = self.optimizer.moved(
                 table,
-                gradients.tables.shared[which] / divisor.reshape(shape),
-                tuple(memory.shared[which] for memory in self.memory),
-                self.moments.reshape(shape).clamp(min=1),
+                gradients.tables.shared[place] / divisor.reshape(shape),
+                tuple(memory),
+                moments.reshape(shape).clamp(min=1),
                 self.pace.reshape(shape),
             )
-            _keep(table, [m.shared[which] for m in self.memory], update, None if whole else active.reshape(shape))
+            _keep(table, memory, update, None if whole else active.reshape(shape))
+            for tables, kept in zip(self.memory, memory, strict=True):
+                tables.shared[place][own] = kept
         self._empty()
 
     def _mover(self, part: Part) -> Mover | None:
@@ -159,7 +171,7 @@ class Cohort:
             return None
         return mover_for(table.device.type, self.optimizer, table.dtype)
 
-    def _move(self, part: Part, divisor: Tensor, active: Tensor | None) -> None:
+    def _move(self, part: Part, divisor: Tensor, moments: Tensor, active: Tensor | None) -> None:
         table, gradient = getattr(self.tables, part), getattr(self.gradients.tables, part)
         memory, owner = [getattr(tables, part) for tables in self.memory], self.owner[part]
         rows, places = None, None
@@ -175,7 +187,7 @@ class Cohort:
         party: Any = 0 if len(self.layout) == 1 else owner[:, None]
         gradient = gradient / divisor.to(table.dtype)[party]
         moved, remembered = self.optimizer.moved(
-            table, gradient, tuple(memory), self.moments[party].clamp(min=1), self.pace[party]
+            table, gradient, tuple(memory), moments[party].clamp(min=1), self.pace[party]
         )
         if part == "relation" and self.scorer.frozen:
             moved[:, -self.scorer.frozen :] = table[:, -self.scorer.frozen :]

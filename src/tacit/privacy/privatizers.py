@@ -317,14 +317,18 @@ class Confidential(Sound):
     """DPKGE: statements that are marked confidential train by noisy steps, unrestricted ones by plain ones.
 
     public_ratio: plain steps for each noisy one, in an order that follows nothing but their number. Only confidential
-    triples are protected; unrestricted ones are public.
+    triples are protected; unrestricted ones are public. optimizers: 2: either kind of steps has one, which remembers
+    nothing of the other's, so that noise does not make plain steps small.
     """
 
     has_public: ClassVar[bool] = True
     public_ratio: float = 1.0
+    optimizers: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.optimizers not in (1, 2):
+            raise BadValue(f"optimizers is 1 or 2, not {self.optimizers}")
         if not (self.public_ratio >= 0 and math.isfinite(self.public_ratio)):
             raise BadValue(f"public_ratio is at least 0, not {self.public_ratio}")
 

@@ -173,8 +173,10 @@ class PrivateSteps:
             if bool(plain.any()):
                 rows = self._unrestricted(plain)
                 self._add(rows, torch.arange(len(rows), device=self.device), Plain(), loss, count)
+                self.cohort.which.zero_()
                 self.cohort.finish(self.divisor, plain)
         if bool(noisy.any()):
+            self.cohort.which.fill_(self.cohort.memories - 1)
             rows, unit = self.units.chosen(self.units.drawn(self.secret, steps, self.bounds, noisy))
             self._add(rows, unit, self.rule(), loss, count)
             self._finish(noisy, rows)
