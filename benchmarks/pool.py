@@ -8,8 +8,8 @@ it comes, by this process alone. Trainings that are cut off by --seconds go on f
 attacks, which train in memory, begin again, and so do cells that train together: many small trainings of one graph that
 differ in seed and noise alone are one training of many parties, because launches are as many for thirty as for one.
 Start a CUDA multi-process server (nvidia-cuda-mps-control -d) before it. With one, whoever is killed takes along what
-the others have on the GPU: give pools that run beside each other the same --seconds. An H200 starts some 340,000 kernels
-a second for all processes together, so that small steps gain by being fewer, and not by being shared out.
+the others have on the GPU: give pools that run beside each other the same --seconds. An H200 starts some 340,000
+kernels a second for all processes together, so that small steps gain by being fewer, and not by being shared out.
 """
 
 from __future__ import annotations
