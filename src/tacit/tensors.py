@@ -82,7 +82,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors in a file, and the text beside them; what is not such a file is refused, whatever its bytes."""
     try:
         with open(path, "rb") as file:
-            return _read(file, path.stat().st_size)
+            return _read(file, Path(path).stat().st_size)
     except _FAULTS as error:
         raise BadInput(f"{path}: is no whole safetensors file ({error}).") from None
 
