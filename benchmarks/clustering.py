@@ -88,10 +88,10 @@ def main() -> None:
     rows = {way: found_rows[at * len(seeds) : (at + 1) * len(seeds)] for at, way in enumerate(WAYS)}
     seconds = time.perf_counter() - began
     print(f"{len(found_rows)} trainings: {seconds:.0f} s", flush=True)
-    row("NMI with NDP", [f"k = {k}" for k in KS])
+    row("NMI with NDP", [f"k = {k}" for k in KS], width=16)
     for way in ("ndp", "dpkge", "u-only"):
         found = {k: agreement(rows["ndp"], rows[way], k, same=way == "ndp") for k in KS}
-        row(way, [f"{np.mean(each):.3f} ± {np.std(each):.3f}" for each in found.values()])
+        row(way, [f"{np.mean(each):.3f} ± {np.std(each):.3f}" for each in found.values()], width=16)
         if chosen.out is not None:
             Results(chosen.out).append({
                 "table": "dpkge-clustering", "dataset": "mimic-iii-demo", "scorer": "transe", "setting": way,
