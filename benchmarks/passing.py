@@ -67,7 +67,7 @@ def main() -> None:
         })  # fmt: skip
         fit = Fit(settings, list(parties))
         assert isinstance(settings.privacy, DPFLames)
-        steps = Watched(settings.privacy, fit.cohort, fit.examples, fit.kernel.objective, fit.graphs)
+        steps = Watched(settings.privacy, fit.cohort, fit.examples, fit.kernel, fit.graphs)
         steps.tops = []
         steps.shuffle()
         steps.wanted[:] = True
