@@ -124,8 +124,9 @@ def check_gradients(kernel, rng, scorer, loss):
         ours = found_by(kernel, objective, layout, tables, chunk, rule)[1:3]
         for a, b in zip(ours, found_by(Reference, objective, layout, tables, rest, rule)[1:3], strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=2e-5), (scorer, loss, "not finite")
-    for rule in rules[1:]:
-        assert all(bool(g.isfinite().all()) for g in found_by(kernel, objective, layout, tables, chunk, rule)[1:3])
+    for rule in rules[1:]:  # what is not clipped may be a sum that is too large
+        cut = found_by(kernel, objective, layout, tables, chunk, rule)[1 : 2 if rule.entities_only else 3]
+        assert all(bool(g.isfinite().all()) for g in cut)
 
 
 @pytest.mark.parametrize("scorer", COVERED, ids=lambda s: f"{type(s).__name__}{getattr(s, 'norm', '')}")
