@@ -149,8 +149,10 @@ class Cohort:
         parties = len(self.layout)
         for place, table in enumerate(self.tables.shared):
             shape = (-1, *[1] * (table.dim() - 1))
-            own = self.which * parties + torch.arange(parties, device=table.device) if self.memories > 1 else ...
-            memory = [tables.shared[place][own] for tables in self.memory]
+            memory, own = [tables.shared[place] for tables in self.memory], None
+            if self.memories > 1:
+                own = self.which * parties + torch.arange(parties, device=table.device)
+                memory = [tensor[own] for tensor in memory]
             update = self.optimizer.moved(
                 table,
                 gradients.tables.shared[place] / divisor.reshape(shape),
@@ -159,8 +161,9 @@ class Cohort:
                 self.pace.reshape(shape),
             )
             _keep(table, memory, update, None if whole else active.reshape(shape))
-            for tables, kept in zip(self.memory, memory, strict=True):
-                tables.shared[place][own] = kept
+            if own is not None:
+                for tables, kept in zip(self.memory, memory, strict=True):
+                    tables.shared[place][own] = kept
         self._empty()
 
     def _mover(self, part: Part) -> Mover | None:

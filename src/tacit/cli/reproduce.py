@@ -135,6 +135,12 @@ def _figures(cells: list[Cell], rows: list[dict[str, Any]]) -> None:
         kept = [at for at in range(len(columns)) if at < 3 or (at == 3 and by_rank)
                 or (at > 3 and any(line[at] for line in lines))]  # fmt: skip
         show.table(*(columns[at] for at in kept), rows=[[line[at] for at in kept] for line in lines], title=title)
+    if any(row.get("simulated") for row in rows):
+        show.say(
+            "Noise was seeded, so that runs can be repeated: epsilon is what they cost with noise that no one knows."
+        )
+    if any(_accounted(row) is not None for row in rows):
+        show.say("Published accounting is what a paper's own formula says. It is no guarantee (docs/published.md).")
 
 
 def _accounted(row: Mapping[str, Any]) -> float | None:
